@@ -39,7 +39,7 @@ type AddRequest struct {
 	// NamespaceLabels are those of the workload's namespace, for pools that
 	// choose by them.
 	NamespaceLabels map[string]string
-	// Given are addresses that somebody else gave and takes back. Then none is
+	// Given are addresses that another IPAM gave and takes back. Then none is
 	// assigned, and IPv4, IPv6, pools and Addresses do not count.
 	Given []netip.Addr
 }

@@ -29,7 +29,7 @@ type IPAM interface {
 }
 
 // refused reports whether an error is a refusal of an address: to ask for it
-// again helps only when somebody has changed something.
+// again helps only when a resource has changed.
 func refused(err error) bool {
 	for _, refusal := range []error{
 		ErrNoAddress, ipam.ErrNoPool, ipam.ErrExhausted, ipam.ErrBlockLimit, ipam.ErrTaken, ipam.ErrStrictAffinity, ipam.ErrNotHolder,
@@ -48,7 +48,7 @@ func unserviceable(err error) bool {
 		errors.Is(err, ipam.ErrUnknownPool) || errors.Is(err, ipam.ErrOutsidePools)
 }
 
-// heldByOther reports whether an error says that somebody has the address.
+// heldByOther reports whether an error says that another has the address.
 func heldByOther(err error) bool {
 	return errors.Is(err, ipam.ErrTaken) && !errors.Is(err, ipam.ErrCooldown)
 }
@@ -279,7 +279,7 @@ func (x *addresses) forget(id ID) error {
 }
 
 // foreign says who else holds an address of an attachment in the datastore; nil:
-// nobody.
+// no other.
 func (x *addresses) foreign(ctx context.Context, r record) (cause, err error) {
 	ctx, cancel := x.store.context(ctx)
 	defer cancel()
@@ -303,7 +303,7 @@ func (x *addresses) foreign(ctx context.Context, r record) (cause, err error) {
 }
 
 // holderOf returns the handle of who holds an address of a block for something
-// that runs; empty: nobody.
+// that runs; empty: it is free.
 func holderOf(b *store.Block, want Address) string {
 	n, ok := b.Ordinal(want.Addr)
 	if !ok {

@@ -62,7 +62,7 @@ type Endpoint struct {
 	Addresses []netip.Addr
 	MTU       int       // bytes
 	State     string    // attached; adding or releasing while under way or cut short
-	Lost      string    // why the workload has no route: its address is somebody else's; empty: it has
+	Lost      string    // why the workload has no route: another has its address; empty: it has
 	Since     time.Time // of the attachment
 }
 
@@ -100,7 +100,7 @@ type Config struct {
 	// beside its addresses comes from there. nil: from the datastore if that is the API,
 	// else the network alone says it.
 	Pods PodAPI
-	// OwnWrites is shown what this host writes; nil: nobody is.
+	// OwnWrites is shown what this host writes; nil: it is not called.
 	OwnWrites OwnWrites
 
 	// Rules waits until the rules that judge what the device's workload sends
@@ -117,7 +117,7 @@ type Config struct {
 	// pauses double up to a minute, of each attachment by itself. 0: 1 s.
 	Retry time.Duration
 
-	// Tracer is told what each step of a verb took; nil: nobody is.
+	// Tracer gets what each step of a verb took; nil: it is not called.
 	Tracer *spans.Tracer
 
 	Log *slog.Logger
@@ -502,7 +502,7 @@ func sameAddrs(a, b []netip.Addr) bool {
 
 // SetMTU makes m the MTU of workloads: of new ones at once, and of running
 // ones before it returns. Those whose request gave an MTU keep that, and one
-// that somebody lowered inside the workload stays (see [workload.Wire.SetMTU]).
+// that was lowered inside the workload stays (see [workload.Wire.SetMTU]).
 // A workload whose namespace is gone is left out; the error names those that
 // could not be changed, and a repetition tries them again. It may be repeated and
 // cut short at any point: the record says what may be there.
@@ -522,8 +522,8 @@ func (a *Attacher) SetMTU(ctx context.Context, m MTU) error { return a.mtus.set(
 // SetMTU has succeeded.
 func (a *Attacher) ReachedMTU() MTU { return a.mtus.isReached() }
 
-// Doubt says that what was assigned to this host's workloads may be somebody
-// else's by now: its Node was deleted, or it is in a new epoch. ADD waits until
+// Doubt says that what was assigned to this host's workloads may be another
+// host's by now: its Node was deleted, or it is in a new epoch. ADD waits until
 // each workload has been compared with the datastore once: what is still its
 // own, or free, it keeps, or takes again; of what is another's the routes are
 // taken down and the workload is named (see [Endpoint]). It does not block.

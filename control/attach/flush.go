@@ -97,7 +97,7 @@ func (f *flusher) flush(ctx context.Context, rs []record) []error {
 		step{"note flushed", func(context.Context) error {
 			for i, r := range rs {
 				if refused(errs[i]) {
-					// What somebody deleted is taken again.
+					// What an operator deleted is taken again.
 					f.log.Warn("an address of a running workload is not this host's in the datastore", append(logID(r.id()), "error", errs[i])...)
 					f.reclaim.later()
 				}

@@ -18,7 +18,7 @@ type Collected struct {
 	// Left are those that are not valid and still there: their release failed, or
 	// another call works on them.
 	Left []ID
-	// Unlisted says that there may be more: nobody knows which wires are there.
+	// Unlisted says that there may be more: it is not known which wires are there.
 	Unlisted bool
 }
 

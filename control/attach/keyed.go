@@ -15,10 +15,10 @@ type keyLock struct {
 	token   chan struct{} // full: locked
 	users   int           // holder and waiters
 	waiters int
-	wanted  func() // called when somebody waits for the holder; may be nil
+	wanted  func() // called when a caller waits for the holder; may be nil
 }
 
-// yield has wanted called, once or more, when somebody waits for a key that the
+// yield has wanted called, once or more, when a caller waits for a key that the
 // caller has locked, or does already. It must not block.
 func (k *keyedMutex) yield(key string, wanted func()) {
 	k.mu.Lock()
@@ -93,7 +93,7 @@ func (k *keyedMutex) wait(l *keyLock, n int) {
 	}
 }
 
-// tryLock locks key unless somebody has it.
+// tryLock locks key unless it is locked.
 func (k *keyedMutex) tryLock(key string) (func(), bool) {
 	l := k.join(key)
 	select {

@@ -61,7 +61,7 @@ func (l *ledger) snapshot() map[ID]record {
 
 // save writes a record, which then outlives the daemon, after an event. The loss
 // of power it outlives after the next [journal.Journal.Sync]: who answers for it
-// waits for that, and nobody else need. The state is the ledger's, whatever r
+// waits for that, and no other caller need. The state is the ledger's, whatever r
 // says: others may have moved it since r was read.
 func (l *ledger) save(r record, e event) (record, error) {
 	l.mu.Lock()

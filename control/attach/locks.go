@@ -47,7 +47,7 @@ func (l *locks) lockBy(ctx context.Context, id ID, w Workload, take func(context
 	return locked{r, known, func() { freeShared(); free() }}, nil
 }
 
-// tryLock takes the locks of an attachment that has a record, unless somebody has
+// tryLock takes the locks of an attachment that has a record, unless another call has
 // them.
 func (l *locks) tryLock(id ID) (locked, bool) {
 	free, ok := l.keys.tryLock(attachmentLock(id))

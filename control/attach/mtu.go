@@ -144,7 +144,7 @@ func (x *mtus) due(r record) int {
 
 const (
 	// mtuBatch is how many workloads change together: their routes go to the
-	// kernel in one batch, and nobody waits long for one of them.
+	// kernel in one batch, and no verb waits long for one of them.
 	mtuBatch = 128
 	// mtuParallel is how many of them at the same moment. More gain nothing: the
 	// kernel changes one device at a time.

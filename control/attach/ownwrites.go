@@ -23,7 +23,7 @@ type OwnWrites interface {
 // ownWrites announces endpoints. Everything that knows of [OwnWrites] is in this
 // file.
 type ownWrites struct {
-	to        OwnWrites // nil: nobody follows
+	to        OwnWrites // nil: there is no follower
 	endpoints *endpoints
 	ledger    *ledger
 }

@@ -61,7 +61,7 @@ type PodAPI interface {
 }
 
 // pods is what the API of Kubernetes says of this host's pods, where the host knows it:
-// the copy of its watch, or, of a pod that it has not told yet, the answer to one
+// the copy of its watch, or, of a pod that it has not shown yet, the answer to one
 // question.
 type pods struct {
 	api   PodAPI // nil: there is none
@@ -173,7 +173,7 @@ func (p *pods) complete(ctx context.Context, req AddRequest) (AddRequest, *more,
 }
 
 // pod returns what the API says of a request's pod. One that the watch has not
-// told yet, or only as it was before it was made anew, is asked for once.
+// shown yet, or only as it was before it was made anew, is asked for once.
 func (p *pods) pod(ctx context.Context, req AddRequest) (*store.WorkloadEndpoint, error) {
 	key, err := podKey(p.node, req.Workload)
 	if err != nil {

@@ -19,7 +19,7 @@ import (
 )
 
 // reclaimer gives the datastore back what it forgot of living workloads, and
-// takes the routes of those down whose addresses are somebody else's by now.
+// takes the routes of those down whose addresses another has by now.
 type reclaimer struct {
 	node      string
 	ledger    *ledger
@@ -76,8 +76,8 @@ func (r record) young() bool {
 	return age >= 0 && age < settling
 }
 
-// freed reports whether a block says of an address that lives on this host that nobody
-// has it, or somebody else: as where an operator released it, or deleted the block.
+// freed reports whether a block says of an address that lives on this host that it
+// is free, or another has it: as where an operator released it, or deleted the block.
 func (x *reclaimer) freed(s cluster.Step) bool {
 	var living []record
 	for _, ev := range s.Changes {
@@ -113,7 +113,7 @@ func (x *reclaimer) freed(s cluster.Step) bool {
 }
 
 // givenBack reports whether a block says of an address that a workload of this host lost
-// to another that nobody has it any more, or the workload again.
+// to another that it is free, or the workload's again.
 func (x *reclaimer) givenBack(s cluster.Step) bool {
 	var lost []record
 	for _, ev := range s.Changes {
@@ -136,7 +136,7 @@ func (x *reclaimer) givenBack(s cluster.Step) bool {
 	return false
 }
 
-// free reports whether a block, nil: there is none any more, gives an address to nobody.
+// free reports whether a block, nil: there is none any more, has an address as free.
 // Of others' blocks that is not known here.
 func free(b *cluster.Block, a netip.Addr) bool {
 	if b == nil {
@@ -349,8 +349,8 @@ func (x *reclaimer) endpoint(ctx context.Context, r record) error {
 	return err
 }
 
-// fence takes down the routes of a workload whose address became somebody
-// else's, while this host could not know: two owners are worse than none. The
+// fence takes down the routes of a workload whose address became another
+// workload's, while this host could not know: two owners are worse than none. The
 // workload is named until it is detached.
 func (x *reclaimer) fence(r record, cause error) error {
 	if r.State == attachedFenced {

@@ -281,7 +281,7 @@ func (x *releaser) complete(ctx context.Context, later func(ID) bool) bool {
 				}
 				x.schedule.failed(id)
 				if errors.Is(err, context.Canceled) {
-					err = nil // somebody needed its locks
+					err = nil // another verb needed its locks
 				}
 				note(id, err)
 				return nil

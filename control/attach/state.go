@@ -20,7 +20,7 @@ const (
 	attachedLocal   // complete; the datastore is to be written
 	attachedPending // likewise, and the datastore may know part of it
 	attachedStored  // complete, and the datastore has it
-	attachedFenced  // the datastore gives its address to somebody else: it has no route
+	attachedFenced  // the datastore gives its address to another: it has no route
 
 	// To go: anything of it may still exist.
 	releasing
@@ -46,7 +46,7 @@ const (
 	completed       // ADD is done; the datastore is written after the answer
 	stored          // the datastore has it
 	flushing        // the datastore is about to be written
-	fenced          // an address is somebody else's
+	fenced          // another has an address
 	regained        // its addresses are its own again
 	released        // DEL, GC, the end of a failed ADD, or a takeover of the device
 	wireGone        // the wire is gone

@@ -22,7 +22,7 @@ import (
 )
 
 // backend runs an [engine.Engine] for a [Speaker]: it puts a [Config] into the
-// engine's terms, and what the engine tells into events. A change of the AS, the router
+// engine's terms, and what the engine reports into events. A change of the AS, the router
 // id or the listener needs a new one.
 type backend struct {
 	*engine.Engine
@@ -30,7 +30,7 @@ type backend struct {
 	listening  bool
 	out        *queue
 	cancel     context.CancelFunc
-	wg         sync.WaitGroup // who takes what the engine tells
+	wg         sync.WaitGroup // who takes what the engine reports
 
 	change sync.Mutex // held while peers are changed; guards want
 	want   map[netip.Addr]engine.Peer
@@ -188,7 +188,7 @@ func enginePeer(c *Config, p Peer) engine.Peer {
 	return out
 }
 
-// exportKey is equal for peers of one type and AS that are told the same.
+// exportKey is equal for peers of one type and AS to which the same is advertised.
 func (p Peer) exportKey() string {
 	return fmt.Sprintf("%s %d %t %v", p.Filters, p.NextHopMode, p.Reflect, p.ownHop())
 }
@@ -232,7 +232,7 @@ func (b *backend) stop(ctx context.Context, graceful bool) error {
 // step is how many prefixes are taken at a time.
 const step = 4096
 
-// take passes on what the engine tells until ctx ends.
+// take passes on what the engine reports until ctx ends.
 func (b *backend) take(ctx context.Context) {
 	for size := 1; ; {
 		select {
@@ -264,7 +264,7 @@ func (b *backend) take(ctx context.Context) {
 	}
 }
 
-// tell puts what was taken into the speaker's queue: that next hops are lost before
+// tell adds what was taken to the speaker's queue: that next hops are lost before
 // the changes that follow from it, and what is over behind them.
 func (b *backend) tell(events []engine.Event, changes []chosenPaths) {
 	put := func(e event) {

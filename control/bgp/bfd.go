@@ -90,7 +90,7 @@ func bfdInfo(s bfd.Status) string {
 	return s.State.String()
 }
 
-// watchdog has BFD watch peers, and tells of those that are not reached any more.
+// watchdog has BFD watch peers, and reports those that are not reached any more.
 type watchdog struct {
 	log         *slog.Logger
 	supervisor  *bfd.Supervisor

@@ -56,7 +56,7 @@ func (b *ClusterKey) Changed() { b.changed.Set() }
 func (b *ClusterKey) Made() { close(b.made) }
 
 const (
-	// rereadBGPKey is after what time the key is read again though nobody says that it is another.
+	// rereadBGPKey is after what time the key is read again though no message says that it is another.
 	rereadBGPKey = 10 * time.Minute
 	readBGPKeyIn = 10 * time.Second
 )

@@ -23,11 +23,11 @@ type CollectorStatus struct {
 	Addr  netip.AddrPort
 	State string // StateUp or StateStart
 	Since time.Time
-	Info  string // what it is told, or why it is not connected
+	Info  string // what is sent to it, or why it is not connected
 	Sent  uint64 // bytes
 }
 
-// collectors has the connections to BMP collectors, and tells them what an engine hears and
+// collectors has the connections to BMP collectors, and reports to them what an engine receives and
 // chooses.
 type collectors struct {
 	engine *engine.Engine
@@ -110,7 +110,7 @@ func (s *collectors) set(want []store.BMP) {
 			s.engine.SetMonitor(nil)
 		}
 	}
-	for _, start := range starts { // what happens from now on they are told
+	for _, start := range starts { // what happens from now on is reported to them
 		start()
 	}
 }
@@ -146,7 +146,7 @@ func (s *collectors) collector(b store.BMP) (*collector, func()) {
 	}
 }
 
-// begin tells a collector all there is.
+// begin reports to a collector all there is.
 func (s *collectors) begin(ctx context.Context, c *collector, send func([]byte) error) error {
 	b := &beginning{of: s, to: c}
 	b.messages = bmp.Initiation(nil, s.name, "routerd")
@@ -160,7 +160,7 @@ func (s *collectors) begin(ctx context.Context, c *collector, send func([]byte) 
 	})
 }
 
-// beginning is what a collector is told first, part by part.
+// beginning is what a collector is sent first, part by part.
 type beginning struct {
 	of       *collectors
 	to       *collector
@@ -175,7 +175,7 @@ func (b *beginning) Up(m engine.Monitored) {
 	b.messages = upOf(b.messages, m)
 }
 
-// Down implements [engine.Monitor]: it is the other one that is told.
+// Down implements [engine.Monitor]: it is the other one that reports.
 func (*beginning) Down(engine.Monitored, fsm.Reason, bool) {}
 
 // Updates implements [engine.Monitor].
@@ -203,7 +203,7 @@ func viewOf(v engine.View) bmp.View {
 	return [...]bmp.View{engine.Announced: bmp.PrePolicy, engine.Accepted: bmp.PostPolicy, engine.Chosen: bmp.LocRIB}[v]
 }
 
-// wants reports whether a collector is told of a view.
+// wants reports whether a view is sent to a collector.
 func (c *collector) wants(v engine.View) bool {
 	return [...]bool{engine.Announced: c.PrePolicy, engine.Accepted: c.PostPolicy, engine.Chosen: c.LocRIB}[v]
 }
@@ -363,7 +363,7 @@ func (s *collectors) status() (out []CollectorStatus) {
 	return out
 }
 
-// tells says what a collector is told.
+// tells says what is sent to a collector.
 func (c *collector) tells() (text string) {
 	for i, v := range []string{"pre-policy", "post-policy", "loc-rib"} {
 		if c.wants(engine.View(i)) {

@@ -59,11 +59,11 @@ type Injected struct {
 type Peer struct {
 	Name string // the node, or the BGPPeer resource
 	Type PeerType
-	Addr netip.Addr // invalid when Problem says that it cannot be told
+	Addr netip.Addr // invalid when Problem says that it is not known
 	Port uint16
 	ASN  uint32
 
-	// Beside says that another peer has the address, at another port: who it is, its port tells.
+	// Beside says that another peer has the address, at another port: who it is, its port says.
 	Beside bool
 
 	// Interface is the device on whose link the peer is, for a session over
@@ -220,7 +220,7 @@ type Config struct {
 	Filters map[string]Filter         // those that Peers name
 	Links   map[string][]netip.Prefix // subnets by device, for the filters that ask for an interface
 
-	Collectors []store.BMP // that are told what is heard and chosen
+	Collectors []store.BMP // to which is sent what is received and chosen
 
 	// Ignored names settings that this version does not act upon and that
 	// concern no single session.
@@ -250,7 +250,7 @@ func (c *Config) sameListener(d *Config) bool {
 	return c.ListenPort == d.ListenPort && slices.Equal(c.ListenAddrs, d.ListenAddrs)
 }
 
-// sameExport reports whether a peer, as it is in both, is told the same, but
+// sameExport reports whether a peer, as it is in both, gets the same advertised, but
 // for what is hidden.
 func (c *Config) sameExport(p Peer, d *Config, q Peer) bool {
 	return c.Drain == d.Drain && p.NextHopMode == q.NextHopMode && p.Reflect == q.Reflect &&

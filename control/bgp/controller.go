@@ -47,14 +47,14 @@ type Options struct {
 	PreviousFile string
 
 	// MayResume reports whether this host may speak by what was known before: the
-	// datastore cannot be asked whether the node's name is its own, and nobody
-	// else is known to have it. It is asked when a step arrives, and must not
+	// datastore cannot be asked whether the node's name is its own, and no other host
+	// is known to have it. It is asked when a step arrives, and must not
 	// block. Nil: it always may.
 	MayResume func() bool
 
 	// KeysChanged is called when the datastore says that the keys of the cluster are others
 	// ([store.AnnotationBGPKeys] of the BGPConfiguration named default), or when it is first
-	// heard of: [Controller.SetKeys] is to have them. It must not block. Nil: nobody asks.
+	// heard of: [Controller.SetKeys] is to have them. It must not block. Nil: it is not called.
 	KeysChanged func()
 
 	// BFD returns the command line of BFD's process, as [bfd.NewSupervisor] has it, which runs while a peer is to be
@@ -108,7 +108,7 @@ type Controller struct {
 	speaker   *Speaker
 	dirty     async.Signal
 	injecting async.Signal // what is injected has changed
-	calling   async.Signal // somebody has connected from a range
+	calling   async.Signal // a host has connected from a range
 
 	watchers watchers
 	injected *inject.Table
@@ -118,7 +118,7 @@ type Controller struct {
 	secretDirs chan []string       // the directories to watch
 	inotify    func() (int, error) // inotify_init1(2); a field so that a test can have it refused
 
-	withdraw atomic.Bool // the end is told to peers
+	withdraw atomic.Bool // the end is sent to peers
 
 	mu         sync.Mutex // guards the rest
 	callers    callers
@@ -169,7 +169,7 @@ func New(opts Options) *Controller {
 // Run follows the steps, of [Kinds], until ctx ends and returns nil then. When they
 // end before, it goes on with what it knows. On return the speaker has been stopped without
 // telling the peers, so that they keep this host's routes for the restart time:
-// the kernel goes on forwarding. After [Controller.Withdraw] they are told.
+// the kernel goes on forwarding. After [Controller.Withdraw] they are notified.
 func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -366,7 +366,7 @@ func (c *Controller) setErr(err error) {
 	defer c.mu.Unlock()
 	switch {
 	case errors.Is(err, ErrNoNode):
-		// How every first start begins; who stays so is told by the status.
+		// How every first start begins; who stays so is shown by the status.
 		c.log.Debug("bgp waits", "error", err)
 	case err != nil && (c.err == nil || c.err.Error() != err.Error()):
 		c.log.Warn("bgp not as configured", "error", err)

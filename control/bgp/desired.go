@@ -155,7 +155,7 @@ func (v *View) portOf(node string) uint16 {
 // listenAddrs returns where the node listens: on its own addresses, or on all of
 // their families. Peers on links come to addresses that come and go with the
 // devices, so for them it is all of IPv6: a listener of another address is a new
-// one for all sessions. In mode NodeIP nobody listens there.
+// one for all sessions. In mode NodeIP there is no listener.
 func (d *derivation) listenAddrs(peers []Peer) []netip.Addr {
 	mode := d.v.defaults().BindMode
 	if c, ok := d.v.confs["node."+d.node]; ok && c.Spec.BindMode != nil {
@@ -183,14 +183,14 @@ func (d *derivation) listenAddrs(peers []Peer) []netip.Addr {
 }
 
 // peers returns explicit peers and the mesh. An explicit BGPPeer wins over the
-// mesh session to the same node: it carries settings that somebody asked for,
+// mesh session to the same node: it carries settings that an operator asked for,
 // a password perhaps, and an address has one session. Among BGPPeers the
 // global ones come first, then by name; first wins by address and port.
 func (d *derivation) peers() (out []Peer, callers map[netip.Addr]Password) {
 	seen, others := map[netip.Addr]Peer{}, map[netip.AddrPort]bool{}
 	links := map[string]Peer{}
 	for p := range d.asked() {
-		if p.Interface != "" && d.usable(p) { // one that cannot run takes nobody's place
+		if p.Interface != "" && d.usable(p) { // one that cannot run takes no other's place
 			first, dup := links[p.Interface]
 			switch {
 			case !dup:
@@ -230,7 +230,7 @@ func (d *derivation) usable(p Peer) bool {
 	return l[0].wanted()
 }
 
-// asked are all sessions that somebody asks for, in the order of precedence.
+// asked are all sessions that a resource asks for, in the order of precedence.
 func (d *derivation) asked() iter.Seq[Peer] {
 	return func(yield func(Peer) bool) {
 		for _, some := range []iter.Seq[Peer]{d.explicit(), d.mesh()} {
@@ -505,7 +505,7 @@ func (d *derivation) importSets(peers []Peer) (pools, own, borrowed []netip.Pref
 			ownSet[hostRoute(p.Addr)] = true
 		}
 	}
-	// What every node announces, nobody routes.
+	// What every node announces has no route.
 	for _, p := range d.services() {
 		ownSet[p] = true
 	}

@@ -38,7 +38,7 @@ func (c *Controller) Leave() {
 // Withdraw has the controller end with telling its peers, which drop this host's routes, and not as before a restart.
 func (c *Controller) Withdraw() { c.withdraw.Store(true) }
 
-// Attracts reports whether somebody sends here by what BGP says: a peer that has a session and is no node of the cluster.
+// Attracts reports whether a peer sends here by what BGP says: a peer that has a session and is no node of the cluster.
 func (c *Controller) Attracts() bool { return c.speaker.attracts() }
 
 // drain changes what is advertised from a host that is drained.

@@ -32,7 +32,7 @@ const (
 	eventEOR                      // families whose End-of-RIB came
 )
 
-// event is something that the backend tells. Those of one keep their order.
+// event is something that the backend reports. Those of one keep their order.
 type event struct {
 	from *backend
 	kind eventKind
@@ -48,7 +48,7 @@ type event struct {
 	kept   bool // the peer's paths are kept while it restarts
 }
 
-// chosenPaths are the paths in use of a prefix, the best one first; none: nobody
+// chosenPaths are the paths in use of a prefix, the best one first; none: no peer
 // announces it.
 type chosenPaths struct {
 	prefix wire.Prefix
@@ -56,8 +56,8 @@ type chosenPaths struct {
 }
 
 // queue passes events from a backend's goroutines to the speaker's loop. They may
-// not be held up, so what they tell is only appended, and the loop takes all at
-// once. Who tells of prefixes by the thousand waits for [queue.taken] before more.
+// not be held up, so what they report is only appended, and the loop takes all at
+// once. Who reports prefixes by the thousand waits for [queue.taken] before more.
 type queue struct {
 	mu    sync.Mutex
 	items []event

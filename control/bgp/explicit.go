@@ -139,7 +139,7 @@ func (d *derivation) applies(s peerSpec) (bool, string) {
 		return s.Node == d.node, ""
 	case s.NodeSelector != "":
 		if s.nodes == nil {
-			return true, s.wrong // nobody can tell whom it was meant for
+			return true, s.wrong // it is not known which peer it was meant for
 		}
 		return s.nodes.Matches(d.self.labels), ""
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Hidden is a prefix of this node's that a peer is not told of because a BGPFilter refuses it.
+// Hidden is a prefix of this node's that is not advertised to a peer because a BGPFilter refuses it.
 type Hidden struct {
 	Prefix netip.Prefix
 	Peer   Peer

@@ -17,7 +17,7 @@ var ErrRefused = errors.New("refused")
 // InjectOptions are the limits of what other programs on the host may have it announce.
 type InjectOptions struct {
 	Allow     []netip.Prefix // what lies in these; empty: whatever is not refused below
-	MaxRoutes int            // of an owner, or of a peer on the loopback; 0: nobody may
+	MaxRoutes int            // of an owner, or of a peer on the loopback; 0: none may
 	File      string         // keeps the routes over a restart of the daemon
 }
 

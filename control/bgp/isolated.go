@@ -35,7 +35,7 @@ func (v *View) speaks(name string) bool {
 	return ok && n.bgp && len(n.addrs()) > 0
 }
 
-// hasSession reports whether a node has a session with somebody that is
+// hasSession reports whether a node has a session with a peer that is
 // configured and carries something, whether it is up or not. It looks no
 // further than the first.
 func (v *View) hasSession(name string) bool {
@@ -61,7 +61,7 @@ func (v *View) hasSession(name string) bool {
 
 // mute reports whether a peer's filters let nothing in and nothing out. Only
 // rules without conditions are looked at: what others match depends on routes,
-// and the change of a filter of that sort is nobody's to refuse.
+// and the change of a filter of that sort is not to be refused.
 func mute(p Peer, filters map[string]Filter) bool {
 	if p.Filters == "" || p.Interface != "" { // of two families: what is open is not looked for
 		return false

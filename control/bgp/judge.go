@@ -365,7 +365,7 @@ func (d derived) edit(e *attrs.Edit, change func(*attrs.Edit)) *attrs.Edit {
 	return out
 }
 
-// exportsOf returns the judge of what a peer is told, apart from BGP's own rules.
+// exportsOf returns the judge of what is advertised to a peer, apart from BGP's own rules.
 func (p *policy) exportsOf(peer Peer) func(*judged) verdict {
 	rules := p.exports[p.c.keyOf(peer)]
 	ibgp := peer.ibgp(p.c.ASN)
@@ -409,7 +409,7 @@ func (p Peer) ownHop() []wire.Family {
 	return nil
 }
 
-// nextHops says what becomes of the next hop of what a peer is told.
+// nextHops says what becomes of the next hop of what is advertised to a peer.
 type nextHops struct {
 	mode  attrs.NextHopMode
 	own   [wire.Families]bool // the node's own routes carry the session's address
@@ -488,7 +488,7 @@ func (p *policy) judgeImport(peer Peer, r *judged) (accepted bool, reason string
 	return v.accept, v.reason()
 }
 
-// judgeExport says why a peer is told of a route or not, apart from BGP's own
+// judgeExport says why a route is advertised to a peer or not, apart from BGP's own
 // rules.
 func (p *policy) judgeExport(peer Peer, r *judged) (accepted bool, reason string) {
 	v := p.exportsOf(peer)(r)

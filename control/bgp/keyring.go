@@ -9,7 +9,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// Keyring is what nodes sign the sessions between each other with, where nobody asked for
+// Keyring is what nodes sign the sessions between each other with, where no resource asks for
 // another password: keys that all hosts of the cluster share. A workload that connects with
 // a host's address has none. Two nodes go by what each has published of its keys
 // ([store.AnnotationBGPKeys]): they use the newest that both have, and none if one of them

@@ -18,7 +18,7 @@ import (
 // itself work all the same.
 type ListenError struct {
 	Addr   netip.AddrPort
-	Holder string // "bird (pid 1234)"; empty when it cannot be told
+	Holder string // "bird (pid 1234)"; empty when it is not known
 	Err    error
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// at is the peer's address, or one of its range, which tells the family.
+// at is the peer's address, or one of its range, which gives the family.
 func (p Peer) at() netip.Addr {
 	if p.Range.IsValid() && !p.Addr.IsValid() {
 		return p.Range.Addr()
@@ -155,7 +155,7 @@ func (c *Controller) listen(cfg *Config) {
 	}
 }
 
-// call decides whether somebody who connects is to be a peer.
+// call decides whether a host that connects is to be a peer.
 func (c *Controller) call(from netip.Addr) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

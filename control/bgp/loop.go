@@ -75,7 +75,7 @@ func (s *Speaker) checkSync(now time.Time) time.Duration {
 	}
 	for _, p := range s.cfg.Peers {
 		if p.wanted() && p.Waiting != "" {
-			wait = rest // what its neighbour has to tell is expected too
+			wait = rest // what its neighbour reports is expected too
 		}
 	}
 	wait = min(wait, s.deadline.Sub(now))

@@ -27,7 +27,7 @@ type Hop struct {
 
 	// Stale says that the peer is restarting and the path is kept meanwhile
 	// (RFC 4724 section 4.2). [Speaker.Routes] knows; a path that goes stale, or
-	// comes again as it was, is no change of the best path and is not told.
+	// comes again as it was, is no change of the best path and is not reported.
 	Stale bool
 }
 
@@ -65,7 +65,7 @@ func (p Path) String() string {
 type Changes struct {
 	// Reset is set on the first Changes of a [Speaker]: whatever is known from
 	// an earlier one is void. When the Speaker itself has to start its engine anew
-	// there is no Reset: what was told stays valid, and what does not come
+	// there is no Reset: what was reported stays valid, and what does not come
 	// again is deleted at Synced, so that nothing is withdrawn in between.
 	Reset bool
 
@@ -78,11 +78,11 @@ type Changes struct {
 	// those of which that is over.
 	Down, Up []netip.Addr
 
-	// Del holds prefixes that nobody announces any more. It may name prefixes
+	// Del holds prefixes that no peer announces any more. It may name prefixes
 	// that were never Put.
 	Del []netip.Prefix
 
-	// Synced says that everything has been told that can be expected to come,
+	// Synced says that everything has been reported that can be expected to come,
 	// once after each start of the engine: every peer has sent its End-of-RIB marker (RFC
 	// 4724 section 2), or has been up for five seconds without being able to
 	// send one, or the time limit has passed (the longest restart time of the

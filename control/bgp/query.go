@@ -20,7 +20,7 @@ type Table uint8
 const (
 	TableBest       Table = iota // what is originated here, and every path that was let in
 	TableReceived                // what a peer sent, before import judged it
-	TableAdvertised              // what a peer was told
+	TableAdvertised              // what was advertised to a peer
 )
 
 // States of a [Route].
@@ -30,7 +30,7 @@ const (
 	RouteAccepted   = "accepted" // of a peer's received routes
 	RouteFiltered   = "filtered"
 	RouteAdvertised = "advertised"
-	RouteWithheld   = "withheld" // not told to a peer
+	RouteWithheld   = "withheld" // not advertised to a peer
 )
 
 // Query selects routes.
@@ -65,7 +65,7 @@ type Route struct {
 // ErrNoPeer says that a query names a peer that has no session.
 var ErrNoPeer = errors.New("no session with this peer is configured")
 
-// PeerName is the address by which a [Route] names a peer, with its port where that tells peers apart.
+// PeerName is the address by which a [Route] names a peer, with its port where peers differ by it.
 func PeerName(id netip.Addr) string { return engine.Name(id) }
 
 // Query calls yield for the routes of a table, in the order of their prefixes,
@@ -202,7 +202,7 @@ func sameNeighbourAS(a, b Route) bool {
 }
 
 // Explain returns all that is known of a prefix: every path with why it won or
-// lost, what peers sent that import refused, and for each peer why it is told
+// lost, what peers sent that import refused, and for each peer why it is advertised
 // of the prefix or not.
 func (s *Speaker) Explain(ctx context.Context, prefix netip.Prefix) ([]Route, error) {
 	e, policy, peers := s.snapshot()
@@ -240,19 +240,19 @@ func (s *Speaker) Explain(ctx context.Context, prefix netip.Prefix) ([]Route, er
 		if best == nil {
 			continue
 		}
-		told, err := s.told(ctx, policy, peers[a], *best)
+		to, err := s.advertisedTo(ctx, policy, peers[a], *best)
 		if err != nil && !errors.Is(err, ErrNoPeer) {
 			return nil, err
 		}
 		if err == nil {
-			out = append(out, told)
+			out = append(out, to)
 		}
 	}
 	return out, nil
 }
 
-// told says whether a peer was told of a prefix, and why not.
-func (s *Speaker) told(ctx context.Context, policy *policy, p Peer, best Route) (Route, error) {
+// advertisedTo says whether a prefix was advertised to a peer, and why not.
+func (s *Speaker) advertisedTo(ctx context.Context, policy *policy, p Peer, best Route) (Route, error) {
 	out := Route{Prefix: best.Prefix, State: RouteWithheld, Hop: Hop{Peer: p.Name, PeerAddr: p.id()}}
 	found := false
 	err := s.Query(ctx, Query{Table: TableAdvertised, Peer: p.id(), Prefix: best.Prefix, Exact: true}, func(r Route) bool {

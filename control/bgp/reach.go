@@ -6,7 +6,7 @@ import "net/netip"
 func hostRoute(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // reach gives the reader a host route for each peer that has a gateway to be
-// reached by (BGPPeer's reachableBy): like what is learned, but said by nobody,
+// reached by (BGPPeer's reachableBy): like what is learned, but said by no peer,
 // so that no session's end takes it along, not even one with the gateway. The
 // caller holds the lock.
 func (s *Speaker) reach(c *Config, fresh bool) {

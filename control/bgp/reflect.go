@@ -12,7 +12,7 @@ import (
 // [store.AnnotationReflectors]). It follows from the datastore alone, so that both ends of a session come to the same, and is
 // never changed.
 //
-// There is nobody who decides for all. A node that is to reflect says so on its Node, and every node that it serves, and every
+// No node decides for all. A node that is to reflect says so on its Node, and every node that it serves, and every
 // other reflector, has a session with it from then on, beside those it has. A node says on its own Node of which reflectors it
 // has all routes. Two nodes end their session of the mesh when both have the routes of one reflector, or of two that have each
 // other's; a reflector that is no longer to be one waits until all that it serves have the routes of the others.
@@ -208,7 +208,7 @@ func (v *View) chosen(alive Alive) map[string][]string {
 }
 
 // needs returns the reflectors that a node has to have the routes of before another one may go: those of its group, or where
-// nobody there is willing, all.
+// no node there is willing, all.
 func (v *View) needs(name string, chosen map[string][]string) []string {
 	if own := chosen[v.groupOf(name)]; len(own) > 0 && !slices.Contains(own, name) {
 		return own
@@ -239,7 +239,7 @@ func (v *View) mayLeave(self string, alive Alive) (waits string, ok bool) {
 		}
 		need := v.needs(name, chosen)
 		if len(need) == 0 {
-			return name, false // nobody is willing
+			return name, false // no node is willing
 		}
 		for _, other := range need {
 			if other != name && (!r.reflects(other) || !n.reflection.By[other]) {

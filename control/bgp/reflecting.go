@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	// settleTime is how long a session with a reflector has to have been in sync before others may go: what the reflector
-	// has just been told is with its other peers by then.
+	// settleTime is how long a session with a reflector has to have been in sync before others may go: what was
+	// just advertised to the reflector is with its other peers by then.
 	settleTime = 2 * time.Second
 
-	// missTime is how long a session with a reflector may be down before others are told, so that a restart of its daemon
+	// missTime is how long a session with a reflector may be down before others are notified, so that a restart of its daemon
 	// is not written to every Node.
 	missTime = 15 * time.Second
 )

@@ -23,7 +23,7 @@ const (
 type ReflectorsConfig struct {
 	Node       string
 	Controller *Controller
-	// Hosts says who is there; nil: the datastore cannot, so nobody is chosen.
+	// Hosts says who is there; nil: the datastore cannot, so none is chosen.
 	Hosts Hosts
 	// Lead calls lead while this process holds the leader-election lease of that name.
 	Lead func(ctx context.Context, name, id string, ttl time.Duration, lead func(context.Context))

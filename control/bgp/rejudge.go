@@ -36,7 +36,7 @@ func (b *backend) rejudge(_ context.Context, old, c *Config) error {
 		in = slices.Collect(maps.Keys(b.want)) // they are no next hops of what others announce
 	}
 	if len(in) > 0 {
-		b.Rejudge(engine.Scope{Import: true, Peers: in, Notify: true}) // by which rule a path is let in is told with it
+		b.Rejudge(engine.Scope{Import: true, Peers: in, Notify: true}) // by which rule a path is let in is reported with it
 	}
 	if len(out) > 0 {
 		b.Rejudge(engine.Scope{Export: true, Peers: out})

@@ -13,11 +13,11 @@ import (
 )
 
 // batchSize bounds the prefixes in one [Changes]: the reader holds that many at
-// a time, and what changes again meanwhile is told once.
+// a time, and what changes again meanwhile is reported once.
 const batchSize = 8192
 
 // gather is the least time between two [Changes], unless there is a whole batch
-// or a next hop was lost. One change alone is told at once; while a peer tells
+// or a next hop was lost. One change alone is reported at once; while a peer sends
 // its table, each step of what follows would cost more than what is in it.
 const gather = 5 * time.Millisecond
 
@@ -43,11 +43,11 @@ type rib struct {
 	last    []Hop
 	lastSet *PathSet
 
-	// Next hops that went with a session. What is lost is told at once, and
+	// Next hops that went with a session. What is lost is reported at once, and
 	// what is found when the withdrawals that belong to it have been taken.
 	lost  map[netip.Addr]netip.Addr // next hop → the peer with which it went
-	tell  []netip.Addr              // lost and not told
-	again []netip.Addr              // told as lost, and no longer so; told when nothing is pending
+	tell  []netip.Addr              // lost and not reported
+	again []netip.Addr              // reported as lost, and no longer so; reported when nothing is pending
 }
 
 // known is what is kept of a prefix that has paths, or of which the reader has yet to
@@ -55,7 +55,7 @@ type rib struct {
 type known struct {
 	set     uint32 // number of its paths; 0: none
 	pending bool   // changed and not taken
-	stale   bool   // told before the engine was started anew and not told again yet
+	stale   bool   // reported before the engine was started anew and not again yet
 }
 
 // ref is a prefix in the table of what is known.
@@ -86,7 +86,7 @@ func (r *rib) add(p netip.Prefix, h Hop) {
 	at, k := r.find(wire.FromNetip(p))
 	if r.freshen(k) {
 		r.change(at, k, r.sets.single(h))
-		r.note(at, k) // told again, so that the reader sees that it came
+		r.note(at, k) // reported again, so that the reader sees that it came
 		return
 	}
 	r.change(at, k, r.sets.with(r.sets.numbered(k.set), h))
@@ -97,7 +97,7 @@ func (r *rib) remove(p netip.Prefix, peer netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at, k := r.find(wire.FromNetip(p))
-	if old := r.sets.numbered(k.set); old != nil && !k.stale { // of a stale one the engine, started anew, has told nothing
+	if old := r.sets.numbered(k.set); old != nil && !k.stale { // of a stale one the engine, started anew, has reported nothing
 		r.change(at, k, r.sets.without(old, peer))
 	}
 	r.tidy(at, k)
@@ -110,12 +110,12 @@ func (r *rib) set(p wire.Prefix, hops []Hop) {
 	defer r.mu.Unlock()
 	at, k := r.find(p)
 	if k.stale && len(hops) == 0 {
-		return // of which the engine, started anew, has told nothing
+		return // of which the engine, started anew, has reported nothing
 	}
 	stale := r.freshen(k)
 	r.replace(at, k, hops)
 	if stale {
-		r.note(at, k) // told again, so that the reader sees that it came
+		r.note(at, k) // reported again, so that the reader sees that it came
 	}
 	r.tidy(at, k)
 }
@@ -149,7 +149,7 @@ func (r *rib) replace(at ref, k *known, hops []Hop) {
 	}
 }
 
-// freshen notes that the engine, started anew, has told of a prefix. It reports whether
+// freshen notes that the engine, started anew, has reported a prefix. It reports whether
 // it was stale.
 func (r *rib) freshen(k *known) bool {
 	if !k.stale {
@@ -206,7 +206,7 @@ func (r *rib) all(yield func(ref, *known) bool) {
 	}
 }
 
-// restart says that the engine forgets what it had told; a prefix that does not come
+// restart says that the engine forgets what it had reported; a prefix that does not come
 // again is deleted when sync is called.
 func (r *rib) restart() {
 	r.mu.Lock()

@@ -118,7 +118,7 @@ func (c *Config) refs() []SecretRef {
 	return l
 }
 
-// secretPoll is how often secrets are read while the kernel lets nobody watch
+// secretPoll is how often secrets are read while the kernel lets no program watch
 // them.
 const secretPoll = time.Minute
 

@@ -92,7 +92,7 @@ func (d *derivation) single(may func(netip.Prefix)) {
 // change.
 func (v *View) damp(now time.Time) time.Duration {
 	if v.nodes == nil || !v.synced && !v.fromDisk {
-		return 0 // what is not told yet was not lost
+		return 0 // what is not reported yet was not lost
 	}
 	var again time.Duration
 	v.held, again = v.damper.Damp(now, v.services.Announced(v.self))

@@ -28,7 +28,7 @@ const (
 type PeerStatus struct {
 	Name string // the node, or the BGPPeer resource
 	Type PeerType
-	Addr netip.Addr // invalid when the resource does not tell; with a zone over link-local addresses
+	Addr netip.Addr // invalid when the resource does not say; with a zone over link-local addresses
 
 	ID netip.Addr // what [Query] and [Route] know it by
 
@@ -54,7 +54,7 @@ type PeerStatus struct {
 	Counted    bool
 	Received   int // prefixes in the peer's last word
 	Accepted   int // of these, those that import lets in
-	Advertised int // prefixes that it was told
+	Advertised int // prefixes that are advertised to it
 
 	MaxPrefixes uint32 // as in [Peer]: of each family that is received
 
@@ -184,7 +184,7 @@ func (s *session) fail(e event) {
 const afterObjection = 5 * time.Minute
 
 // closed notes that a connection was closed before a session was up. What one
-// side has objected to tells more.
+// side has objected to says more.
 func (s *session) closed(e event, says string) {
 	if s.last = says; !s.objected.IsZero() && e.time.Sub(s.objected) < afterObjection {
 		s.last = s.objection
@@ -340,7 +340,7 @@ func dialReason(err error, p Peer) string {
 }
 
 // quiet is how long a session is up before a peer that cannot send End-of-RIB
-// counts as having told everything.
+// counts as having advertised everything.
 const quiet = 5 * time.Second
 
 // wait returns how long to wait for this peer's routes; 0: no more.

@@ -24,8 +24,8 @@ type SpeakerOptions struct {
 	Log *slog.Logger // required
 
 	// Restarting says that this host's kernel forwards as before, though this
-	// is a new process: set it unless the host has just booted. Peers are told
-	// so and keep the routes they have of us until we have announced ours again
+	// is a new process: set it unless the host has just booted. OPEN says
+	// so to peers, which keep the routes they have of us until we have announced ours again
 	// (RFC 4724 section 4.1).
 	Restarting bool
 
@@ -34,10 +34,10 @@ type SpeakerOptions struct {
 	SyncTimeout time.Duration
 
 	// OnState is called when a session comes up or goes down; it must not block.
-	// Nil: nobody is told.
+	// Nil: no reader is notified.
 	OnState func(p Peer, state, info string)
 
-	// Call is asked of who connects and is no peer, whether it is soon to be one. Nil: nobody is.
+	// Call is asked of who connects and is no peer, whether it is soon to be one. Nil: it is not called.
 	Call func(from netip.Addr) bool
 
 	collectorRetry time.Duration // between attempts to reach a BMP collector; 0: as RFC 7854 section 3.2 says
@@ -56,7 +56,7 @@ type Speaker struct {
 	run  sync.Once      // starts it
 
 	apply      sync.Mutex // held while the backend is being changed
-	restarting bool       // peers are told that this host forwards as before, those too that come before the backend is in sync; apply guards it
+	restarting bool       // OPEN says that this host forwards as before, those too that come before the backend is in sync; apply guards it
 
 	mu        sync.Mutex // guards the rest
 	stopped   bool
@@ -71,7 +71,7 @@ type Speaker struct {
 	deadline  time.Time                   // of Synced; zero: given
 }
 
-// NewSpeaker returns a speaker that does nothing until it is told to by
+// NewSpeaker returns a speaker that does nothing until it is asked to by
 // [Speaker.Apply].
 func NewSpeaker(opts SpeakerOptions) *Speaker {
 	return &Speaker{
@@ -142,7 +142,7 @@ func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenE
 	e, err := startBackend(ctx, s.opts, s.q, c, restarting, listenErr == nil)
 	if err != nil && listenErr == nil {
 		s.log.Debug("bgp listener refused", "error", err)
-		// Perhaps somebody took the port just now.
+		// Perhaps another program took the port just now.
 		if listenErr = canListen(ctx, c.ListenAddrs, c.ListenPort); listenErr != nil {
 			e, err = startBackend(ctx, s.opts, s.q, c, restarting, false)
 		}
@@ -159,7 +159,7 @@ func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenE
 	return e, listenErr, nil
 }
 
-// halt stops the backend. What it had told stays valid for the reader until the
+// halt stops the backend. What it had reported stays valid for the reader until the
 // next one is in sync.
 func (s *Speaker) halt(ctx context.Context, graceful bool) error {
 	s.mu.Lock()
@@ -174,7 +174,7 @@ func (s *Speaker) halt(ctx context.Context, graceful bool) error {
 	return e.stop(ctx, graceful)
 }
 
-// Withdraw ends all sessions and tells the peers so, that they drop what was
+// Withdraw ends all sessions with a Cease, at which peers drop what was
 // announced. The next [Speaker.Apply] begins anew.
 func (s *Speaker) Withdraw(ctx context.Context) error {
 	s.apply.Lock()
@@ -243,7 +243,7 @@ func (s *Speaker) remember(c *Config) {
 func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waiting) }
 
 // changePeers deletes sessions that are gone or have other settings, and adds
-// those that are new or were deleted for it. They are told that this host is
+// those that are new or were deleted for it. They are notified that this host is
 // restarting.
 func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restarting, settling bool) error {
 	want := runningPeers(c)
@@ -269,7 +269,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 	for _, addr := range gone {
 		s.mu.Lock()
 		ss := s.sessions[addr]
-		s.archive(ss, c) // before the backend tells of an end for which it knows no reason
+		s.archive(ss, c) // before the backend reports an end for which it knows no reason
 		s.mu.Unlock()
 		if err := e.deletePeer(ctx, ss.peer); err != nil {
 			errs = append(errs, err)
@@ -306,7 +306,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 }
 
 // Routes returns the best path of every learned prefix, for a full comparison
-// with what [Speaker.Next] told. It costs 0.2 s for 100,000 routes.
+// with what [Speaker.Next] returned. It costs 0.2 s for 100,000 routes.
 func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 	s.mu.Lock()
 	e := s.engine
@@ -427,8 +427,8 @@ func (s *Speaker) attracts() bool {
 }
 
 // Stop ends the speaker and waits for it, at most until ctx ends. With
-// graceful peers are not told, and keep our routes for the restart time; what
-// was told to the reader stays as it is.
+// graceful peers get no notification, and keep our routes for the restart time; what
+// was reported to the reader stays as it is.
 func (s *Speaker) Stop(ctx context.Context, graceful bool) error {
 	s.apply.Lock()
 	defer s.apply.Unlock()

@@ -62,7 +62,7 @@ func (k AOKeys) reveal() conn.Keys {
 	return k.engineKeys(func(one AOKey) string { return one.Text.reveal() })
 }
 
-// follow reports whether a session goes on when its keys become these. Of keys that nobody has read it is the secrets' names that count.
+// follow reports whether a session goes on when its keys become these. Of keys that were never read it is the secrets' names that count.
 func (k AOKeys) follow(old AOKeys) bool {
 	secret := func(one AOKey) string { return one.ref().String() + "\x00" + one.Text.reveal() }
 	return k.engineKeys(secret).Follow(old.engineKeys(secret))

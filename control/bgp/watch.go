@@ -9,7 +9,7 @@ import (
 	"github.com/routerd/routerd/control/bgp/engine"
 )
 
-// Event is a change as [Controller.Watch] tells it.
+// Event is a change as [Controller.Watch] reports it.
 type Event struct {
 	Time    time.Time
 	What    string // "route", "withdrawn", "session", or "lost" for events that a slow reader missed
@@ -72,7 +72,7 @@ func (w *watchers) remove(n *watcher) {
 	delete(w.list, n)
 }
 
-// tell queues news for every watcher; it costs nothing when there is none.
+// tell queues an event for every watcher; it costs nothing when there is none.
 func (w *watchers) tell(n news) {
 	if n.size() == 0 {
 		return
@@ -115,10 +115,10 @@ func (w *watcher) take() ([]news, int) {
 	return queue, lost
 }
 
-// changes tells of best paths.
+// changes reports best paths.
 func (w *watchers) changes(ch Changes, now time.Time) { w.tell(news{time: now, changes: ch}) }
 
-// session tells of a session's state.
+// session reports a session's state.
 func (w *watchers) session(p Peer, state, info string, now time.Time) {
 	w.tell(news{time: now, peer: p, state: state, info: info})
 }
@@ -149,7 +149,7 @@ func (n *news) each(yield func(Event) error) error {
 }
 
 // Watch calls yield for each change of a best path and of a session until ctx
-// ends or yield fails. A reader that is too slow is told how much it missed.
+// ends or yield fails. A reader that is too slow learns how much it missed.
 func (c *Controller) Watch(ctx context.Context, yield func(Event) error) error {
 	n := c.watchers.add()
 	defer c.watchers.remove(n)

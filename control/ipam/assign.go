@@ -125,7 +125,7 @@ func sameNode(a *store.Attribute, node string) bool {
 
 // holdings returns every address that a handle holds, by the blocks that it
 // names and those that this node holds. The transaction depends on all of
-// these: after an outcome that nobody heard of, what is known here may be older
+// these: after an outcome that is not known, what is known here may be older
 // than what is stored.
 func (d *draft) holdings(id string, hd *handleDraft) ([]Assignment, error) {
 	var out []Assignment
@@ -300,7 +300,7 @@ func (f *finder) poolFor(block netip.Prefix) *pool {
 }
 
 // inUse reports whether a workload of this host other than the request's lives with an
-// address, though the datastore may say that it is free: somebody released it there, or
+// address, though the datastore may say that it is free: it was released there, or
 // deleted its block.
 func (f *finder) inUse(a netip.Addr) bool { return f.d.s.reserve.claimedBy(a, f.r.Handle) != "" }
 
@@ -363,7 +363,7 @@ func (f *finder) ownBlocks() error {
 		}
 		f.owned++
 		if f.d.s.affinities[c].state == store.AffinityPendingDeletion {
-			continue // somebody began to take the block away; let it be done
+			continue // another node began to take the block away; let it be done
 		}
 		f.use(pick{bd: bd}, bd.block)
 	}
@@ -490,7 +490,7 @@ func (f *finder) candidates(test func(*blockInfo, *pool) bool) []*blockInfo {
 	return out
 }
 
-// reclaim takes over an empty block that another node, or nobody, holds.
+// reclaim takes over an empty block that another node holds, or none.
 func (f *finder) reclaim() (bool, error) {
 	old := func(claimed time.Time) bool { return f.d.now.Sub(claimed) >= reclaimAge }
 	empty := f.candidates(func(b *blockInfo, p *pool) bool {

@@ -129,7 +129,7 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 			}
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil && st.req.Again:
-			// It is nobody's, and its cool-down protects those who still send to it.
+			// It is free, and its cool-down protects those who still send to it.
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil:
 			return pick{}, nil, st.stillCooling(d, a.ReleasedAt.Time)

@@ -22,7 +22,7 @@ const maxConfirmations = 48
 
 // Confirm writes to the datastore what Take gave, many in one transaction, and
 // returns an error or nil for each. One that matches [ErrNotHolder] says that
-// the address is this node's no more: somebody took it away in the datastore.
+// the address is this node's no more: it was taken away in the datastore.
 // One that matches [store.ErrUnavailable] leaves the outcome open. To confirm
 // twice does no harm.
 func (a *Allocator) Confirm(ctx context.Context, cs ...Confirmation) []error {

@@ -18,7 +18,7 @@ import (
 const cooldownPrefix = "ipam/rest/"
 
 // coolingDown reports whether an address of the reserve was in use so short a time ago
-// that it is to be given to nobody yet.
+// that it is not to be assigned yet.
 func (s *state) coolingDown(a netip.Addr, now time.Time) bool {
 	at, ok := s.reserve.released[a]
 	return ok && now.Sub(at) < s.cooldown()

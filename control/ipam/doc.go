@@ -4,7 +4,7 @@
 //
 // A pool is cut into blocks; a node holds some of them and gives addresses
 // from these. What is free is written in the block itself. A handle names
-// addresses that belong together, such as those of one container, and tells in
+// addresses that belong together, such as those of one container, and says in
 // which blocks they are; blocks are the truth, handles a hint.
 //
 // What is to be written is decided by pure functions, on the state that the

@@ -81,7 +81,7 @@ type BlockEdit struct {
 }
 
 // EditBlock frees those addresses of a stored block that free chooses and, with
-// disown, takes the block from its holder. A block that nobody holds and that
+// disown, takes the block from its holder. A block without a holder and that
 // gives nothing is deleted. The Op is conditional on obj being as it was read;
 // ok is false when there is nothing to be changed. It decides only: the caller
 // writes, see [EditOps].

@@ -25,7 +25,7 @@ var (
 	// ErrTaken: the address that was asked for is held by another handle.
 	ErrTaken = errors.New("address already assigned")
 
-	// ErrCooldown: with ErrTaken, that nobody holds the address, which was
+	// ErrCooldown: with ErrTaken, that the address is free, which was
 	// released not long ago.
 	ErrCooldown = errors.New("resting after its release")
 

@@ -146,7 +146,7 @@ func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 }
 
 // spare reports whether a pool has blocks enough that taking one before it is
-// needed takes it from nobody: a quarter of them belongs to no one.
+// needed takes it from no workload: a quarter of them has no holder.
 func (s *state) spare(p *pool) bool {
 	return s.unclaimed(p) > max(1<<min(p.blockBits-p.cidr.Bits(), maxCountedBits)/4, 1)
 }
@@ -166,7 +166,7 @@ func (s *state) unclaimed(p *pool) int {
 }
 
 // giveBack releases what is more than keep of the reserve, the last first, and
-// all that an IPReservation has; never what somebody has been given, or what
+// all that an IPReservation has; never what is assigned, or what
 // is in its cool-down. Without a pool it is what lies in none.
 func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 	own := ReserveHandle(d.s.node)
@@ -198,7 +198,7 @@ func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 			}
 		}
 		if len(back) > 0 {
-			// Nobody used them: they need no cool-down.
+			// They were never used: they need no cool-down.
 			for _, o := range back {
 				d.leaving[addrAt(info.CIDR, o)] = bd.base.Revision
 			}

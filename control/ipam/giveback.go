@@ -10,7 +10,7 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// giveBackTries is how often a block is tried that somebody else writes.
+// giveBackTries is how often a block is tried that another writer changes.
 const giveBackTries = 20
 
 // Held returns how many addresses a node's reserve has in the datastore.

@@ -36,7 +36,7 @@ func (a *Allocator) Allocations() []Allocation {
 // used says that they are in use after all. It is asked at the last moment, in
 // the order of this node's assignments: who takes note of a use before asking
 // for an address is never robbed of it. It must not block. An address of this node's
-// reserve is left out besides where the node holds its block, or gave it to somebody.
+// reserve is left out besides where the node holds its block, or assigned it.
 func (a *Allocator) ReleaseUnless(ctx context.Context, used func(Claim) bool, claims ...Claim) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for len(claims) > 0 {
@@ -52,7 +52,7 @@ func (a *Allocator) ReleaseUnless(ctx context.Context, used func(Claim) bool, cl
 }
 
 // keeps reports whether an address that the datastore shows as the reserve's may be
-// given to somebody, or was. Of a block that the node does not hold it never is:
+// assigned, or was. Of a block that the node does not hold it never is:
 // another program has taken the affinity away.
 func (s *state) keeps(a netip.Addr) bool {
 	info := s.blockAround(a)

@@ -78,7 +78,7 @@ func (s *state) usable(p *pool, r *Request) string {
 		return fmt.Sprintf("it is an %s pool", p.family())
 	case !p.allows(use):
 		return fmt.Sprintf("its allowedUses %v lack %s", p.uses, use)
-	// A tunnel's address is in nobody's way, and giving it up would be.
+	// A tunnel's address is in no workload's way, and giving it up would be.
 	case s.unusable != nil && use == Workload:
 		return s.unusable(p.name)
 	}

@@ -163,8 +163,8 @@ func (st *claimsStep) plan(d *draft) error {
 	return nil
 }
 
-// concerns is the guard against releasing an address that was given to somebody
-// else meanwhile.
+// concerns is the guard against releasing an address that was given to another
+// workload meanwhile.
 func (c Claim) concerns(handle string, seq uint64) error {
 	switch {
 	case c.Handle != "" && c.Handle != handle:
@@ -212,7 +212,7 @@ func (st *queryStep) plan(d *draft) error {
 	return err
 }
 
-// tidyStep ends what a crash, or somebody else's intervention, left half done
+// tidyStep ends what a crash, or another writer, left half done
 // in this node's affinities, and gives up empty blocks of pools that do not
 // select the node any more or do not exist any more.
 type tidyStep struct {

@@ -37,7 +37,7 @@ type saved struct {
 }
 
 // remember writes to the journal what has changed of it. The caller holds the
-// lock, so that what is on disk is never older than what callers have been told.
+// lock, so that what is on disk is never older than what callers were answered.
 func (a *Allocator) remember() {
 	s := a.state
 	if a.cfg.Reserve.Journal == nil || !s.synced {

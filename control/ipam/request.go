@@ -71,8 +71,8 @@ type Request struct {
 
 	// Again says that the handle's workload lives with the address that
 	// [Allocator.AssignAddr] is to give: it was given before, and the datastore
-	// may have been made to forget it. Whether the pool would give it to somebody
-	// new, and whether affinity is strict, does not count then.
+	// may have been made to forget it. Whether the pool would give it to a workload
+	// that is new, and whether affinity is strict, does not count then.
 	Again bool
 
 	// Fresh has [Allocator.Take] give an address also to a handle that holds some:

@@ -51,7 +51,7 @@ const (
 type reserve struct {
 	cfg ReserveConfig
 
-	// claims are addresses that somebody of this host has been given, by handle. The
+	// claims are addresses that a workload of this host has been given, by handle. The
 	// datastore may show them as the reserve's still, or, where others wrote to it, as
 	// free.
 	claims   map[netip.Addr]string
@@ -61,7 +61,7 @@ type reserve struct {
 
 	// leaving are addresses that a transaction gives back which is under way, or of
 	// which it is not known what became, with the revision of the block that it
-	// changes: they are given to nobody until a later one is known.
+	// changes: they are not assigned until a later one is known.
 	leaving map[netip.Addr]store.Revision
 
 	demand  map[string]*demand // by pool
@@ -160,7 +160,7 @@ func (s *state) firstNotDry(pools []*pool) int {
 }
 
 // ready returns the addresses of the reserve that lie in a pool and that
-// nobody has been given.
+// no workload has been given.
 func (s *state) ready(p *pool, now time.Time) []Assignment {
 	var out []Assignment
 	add := func(cidr netip.Prefix, ordinals []int) {
@@ -346,7 +346,7 @@ func (r *reserve) settled(cidr netip.Prefix, info *blockInfo) {
 
 // Claim says that workloads of this host have addresses under a handle: what the
 // datastore gave them, and, after a start of the process and before the first
-// [Allocator.Take], what a journal knows of them. They are given to nobody else until
+// [Allocator.Take], what a journal knows of them. They are not assigned again until
 // [Allocator.Unclaim], whatever the datastore says of them.
 func (a *Allocator) Claim(handle string, addrs ...netip.Addr) {
 	a.mu.Lock()
@@ -370,7 +370,7 @@ func (a *Allocator) Unclaim(handle string, addrs ...netip.Addr) {
 }
 
 // Ready returns how many addresses of each pool are held for workloads to come
-// and given to nobody, by the pools' names. It does not ask the datastore.
+// and not assigned, by the pools' names. It does not ask the datastore.
 func (a *Allocator) Ready() map[string]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

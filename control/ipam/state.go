@@ -137,7 +137,7 @@ func (s *state) applyReservation(ev *cluster.Change) error {
 	var bad error
 	if ev.Err != nil {
 		// What was known of it still holds: to forget it would hand out
-		// addresses that somebody set aside.
+		// addresses that an operator set aside.
 		return fmt.Errorf("read %s: %w", ev.Key, ev.Err)
 	}
 	delete(s.reservations, ev.Key.Name)

@@ -86,7 +86,7 @@ func (k TunnelKind) carries(e store.Encapsulation) bool {
 
 // EnsureTunnel returns the address of this node's tunnel of a kind, and those
 // that it held before and that are to be released with
-// [Allocator.ReleaseTunnel] once nobody uses them any more.
+// [Allocator.ReleaseTunnel] once no device uses them any more.
 //
 // The one that it has is kept while an enabled pool of the encapsulation that
 // selects the node contains it; else there is a new one. Where there is none

@@ -28,7 +28,7 @@ const (
 // call is a step that waits to be carried out.
 type call struct {
 	step step
-	done chan struct{} // closed when err is set; nil: nobody waits
+	done chan struct{} // closed when err is set; nil: no caller waits
 	err  error
 
 	// settled is won by whoever comes first: the caller who gives up or the
@@ -197,7 +197,7 @@ func (a *Allocator) plan(calls []*call, known map[store.Key]loaded, now time.Tim
 			errs = append(errs, err)
 		}
 		if fits {
-			// Under the lock under which it was decided, so that nobody is given
+			// Under the lock under which it was decided, so that no caller is given
 			// what is on its way back.
 			if len(d.needs) == 0 && len(d.leaving) > 0 {
 				a.state.reserve.leave(d.leaving)
@@ -253,7 +253,7 @@ func (a *Allocator) read(ctx context.Context, keys []store.Key, known map[store.
 		switch {
 		case results[i].err != nil:
 		case results[i].obj.Revision == 0:
-			// The watch does not tell of the end of a key that it has not told
+			// The watch does not report the end of a key that it has not shown
 			// of: what own writes taught may have to be unlearnt here.
 			a.state.forget(key, before[i])
 		default:
@@ -290,7 +290,7 @@ func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.K
 		case store.Put:
 			written[i].Key = op.Object.Key
 			if written[i].Revision == 0 {
-				// It was to follow the decision, and was changed by somebody else.
+				// It was to follow the decision, and was changed by another writer.
 				rev, _ := op.If.Revision()
 				a.state.forget(op.Object.Key, rev)
 				continue
@@ -364,7 +364,7 @@ func (a *Allocator) answer(calls []*call, errs []error) {
 	}
 }
 
-// report logs what nobody waits for.
+// report logs what no caller waits for.
 func (a *Allocator) report(c *call, err error) {
 	if c.done != nil {
 		return

@@ -13,7 +13,7 @@ import (
 )
 
 // Leftovers returns everything of ours that is in the kernel: what a Kernel
-// that nobody wants anything of would remove, in the order of removal. It
+// of which no source wants anything would remove, in the order of removal. It
 // changes nothing. It is for a Kernel that is not run.
 func (k *Kernel) Leftovers(ctx context.Context) ([]dataplane.Object, error) {
 	if k.started.Load() {

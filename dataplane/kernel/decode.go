@@ -67,14 +67,14 @@ func (l *ifLink) portOrZero() uint16 {
 func (l *ifLink) carrier() bool { return l.up() && l.flags&unix.IFF_LOWER_UP != 0 }
 
 // autoLinkLocal reports whether it is a tunnel that makes IPv6 link-local addresses
-// by itself. On a tunnel nobody asks for them, and each would send router
+// by itself. On a tunnel no host asks for them, and each would send router
 // solicitations and reports of multicast groups into it.
 func (l *ifLink) autoLinkLocal() bool {
 	k := dataplane.LinkType(l.kind)
 	return (k == dataplane.LinkVXLAN || k == dataplane.LinkIP6TNL) && l.inet6 && l.genMode != genModeNone
 }
 
-// parseLink reads RTM_NEWLINK and RTM_DELLINK. It refuses messages that tell
+// parseLink reads RTM_NEWLINK and RTM_DELLINK. It refuses messages that say
 // only a part: those of a bridge about its port, and of wireless events.
 func parseLink(b []byte) (l ifLink, ok bool) {
 	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
@@ -430,7 +430,7 @@ type neighbour struct {
 	flags  uint8
 }
 
-// permanent reports whether somebody set it, and the kernel did not learn it.
+// permanent reports whether a program set it, and the kernel did not learn it.
 func (n *neighbour) permanent() bool { return n.state&unix.NUD_PERMANENT != 0 }
 
 // parseNeighbour reads RTM_NEWNEIGH and RTM_DELNEIGH.

@@ -7,21 +7,21 @@
 //
 // [Kernel] has the loop and what callers see. Of what the loop owns, the actual
 // state is what there is and which of it is ours, the observer keeps it true to
-// what the kernel tells, and the writer makes it what is wanted; each stands on the
+// what the kernel notifies of, and the writer makes it what is wanted; each stands on the
 // one before.
 //
 // # Ownership
 //
-// What is ours can be told from the kernel alone, after a restart with an
+// What is ours follows from the kernel alone, after a restart with an
 // empty memory:
 //
 //   - Routes and next hops carry our protocol number, 77 unless configured.
 //   - A device that has a name and kind of our tunnels and carries the alias
 //     "routerd" (ip link shows it), which we give it when we make or take it.
-//     When nobody wants it, it is deleted; one without the alias, such as
+//     When no source wants it, it is deleted; one without the alias, such as
 //     Calico's, is not touched.
 //   - tunl0 cannot be deleted, for it comes with the ipip module in every
-//     network namespace. When nobody wants it any more its addresses are
+//     network namespace. When no source wants it any more its addresses are
 //     flushed, it is set down, and the alias is taken off.
 //   - Any device is ours while it is wanted by its name.
 //   - All addresses, except the IPv6 link-local ones of an ipip device, and

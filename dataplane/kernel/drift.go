@@ -10,13 +10,13 @@ import (
 	"github.com/routerd/routerd/dataplane/reconcile"
 )
 
-// notice is what announced a change by somebody else, and when.
+// notice is what announced a change by another program, and when.
 type notice struct {
 	by string
 	at time.Time
 }
 
-// drift is an object that somebody else changed, removed or, where it is not
+// drift is an object that another program changed, removed or, where it is not
 // wanted, added, until it is as it should be again.
 type drift struct {
 	notice
@@ -27,7 +27,7 @@ type drift struct {
 	logged bool
 }
 
-// driftLog tells of what others did to our objects.
+// driftLog logs what other programs did to our objects.
 type driftLog struct {
 	logger *slog.Logger
 	hooks  Hooks
@@ -54,7 +54,7 @@ func (l *driftLog) blame(device string) (end func()) {
 	return func() { l.cause = "" }
 }
 
-// note notes that somebody else undid what has that key.
+// note notes that another program undid what has that key.
 func (l *driftLog) note(key dataplane.Key) {
 	kind := key.Kind()
 	if l.cause != "" && kind != dataplane.KindLink {
@@ -78,7 +78,7 @@ func (l *driftLog) note(key dataplane.Key) {
 	l.noted[kind] = append(l.noted[kind], key)
 }
 
-// log tells of what was noted.
+// log logs what was noted.
 func (l *driftLog) log() {
 	for kind, keys := range l.noted {
 		logged := 0
@@ -113,7 +113,7 @@ func (l *driftLog) log() {
 	clear(l.went)
 }
 
-// logStorm tells once of an object that somebody keeps changing.
+// logStorm logs once an object that another program keeps changing.
 func (l *driftLog) logStorm(key dataplane.Key) {
 	if n, due := l.want.Drifts(key); n == reconcile.CalmDrifts+1 {
 		l.logger.Warn("somebody else keeps changing it: it is put back ever less often, at most once a minute; find who does and stop one of the two",

@@ -278,7 +278,7 @@ func (ac *actual) owns(h haveLink) bool {
 }
 
 // ownsName is owns for what is known to be there. A device of which we have
-// heard only now counts: what came to it after that may be told already.
+// heard only now counts: what came to it after that may be notified already.
 func (ac *actual) ownsName(name string) bool {
 	o, ok := ac.want.Have(dataplane.LinkKey{Name: name})
 	if !ok {
@@ -457,7 +457,7 @@ func (ac *actual) retryFreed() {
 	}
 }
 
-// report tells the tracker what became of work and settles what follows.
+// report gives the tracker what became of work and settles what follows.
 func (wr *writer) report(results []result) {
 	wr.want.Report(results)
 	wr.retryFreed()

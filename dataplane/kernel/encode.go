@@ -174,7 +174,7 @@ func (b *builder) deleteNextHop(id dataplane.NextHopID) {
 }
 
 // address appends a message about an address. One of IPv6 is used at once,
-// without duplicate address detection (RFC 4862, section 5.4): nobody else is
+// without duplicate address detection (RFC 4862, section 5.4): no other host is
 // on our devices, and nothing answers on a tunnel.
 func (b *builder) address(typ, flags uint16, p netip.Prefix, link int) {
 	var af byte

@@ -15,7 +15,7 @@ import (
 const genlHeader = 4
 
 // ethtool reads and writes the offloads of devices through the kernel's
-// generic netlink family "ethtool" (Linux 5.7), which also tells of changes.
+// generic netlink family "ethtool" (Linux 5.7), which also notifies of changes.
 type ethtool struct {
 	*nl.Conn
 	family  uint16    // message type
@@ -263,7 +263,7 @@ func (ac *actual) haveFeatures(name string, put func(dataplane.Object)) {
 	f, err := ac.offloads.get(l.index)
 	if err != nil {
 		ac.log.Debug("offloads cannot be read", "link", name, "error", err)
-		return // it may just be going; its notification tells
+		return // it may just be going; its notification says
 	}
 	for _, key := range keys {
 		put(dataplane.Feature{Link: name, Name: key.Name, On: f.on[key.Name]})

@@ -10,7 +10,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 )
 
-// observer keeps what is known of the kernel true to what it tells, and has put
+// observer keeps what is known of the kernel true to what it notifies of, and has put
 // right what others change of ours.
 type observer struct {
 	*actual
@@ -96,9 +96,9 @@ func (ob *observer) lose(key dataplane.Key) {
 // set notes what is there.
 func (ob *observer) set(o dataplane.Object) {
 	key, set := o.Key(), ob.want.SetHave
-	// What became of our own request is blamed on nobody; but a device that
+	// What became of our own request is not blamed on another program; but a device that
 	// the kernel does not give the settings that it was asked for is held
-	// back, like one that somebody keeps changing.
+	// back, like one that a program keeps changing.
 	quiet := ob.drift.quiet
 	if quiet && key.Kind() != dataplane.KindLink {
 		set = ob.want.SetDependent
@@ -157,7 +157,7 @@ func (ob *observer) linkGone(index int, name string) {
 }
 
 // linkDown derives what the kernel removed when a device went down, or lost
-// only its carrier: it tells of neither the next hops nor the IPv4 routes
+// only its carrier: it notifies of neither the next hops nor the IPv4 routes
 // (nexthop_flush_dev and fib_disable_ip in the kernel's source).
 func (ob *observer) linkDown(index int, name string, carrierOnly bool) {
 	defer ob.drift.blame(name)()
@@ -247,7 +247,7 @@ func (ob *observer) addrEvent(a ifAddr, gone bool) {
 	last := ob.mirror.lastIPv4(a.link)
 	if last {
 		defer ob.drift.blame(name)()
-		// The kernel tells of the neighbours, but not why (arp_ifdown).
+		// The kernel notifies of the neighbours, but not why (arp_ifdown).
 		for key := range ob.onLink[name] {
 			n, neigh := key.(dataplane.NeighbourKey)
 			if key.Kind() == dataplane.KindRoute || neigh && n.Addr.Is4() {
@@ -265,7 +265,7 @@ func (ob *observer) routeEvent(r fibRoute, gone, replaced bool) {
 	ob.hops.measure(r)
 	switch {
 	case mine && gone:
-		if have := ob.haveRoute(&r); !ob.hops.wasFlushed(nextHopOf(have)) { // IPv6: the kernel tells of each
+		if have := ob.haveRoute(&r); !ob.hops.wasFlushed(nextHopOf(have)) { // IPv6: the kernel notifies of each
 			ob.lose(have.Key())
 		}
 	case mine:
@@ -313,7 +313,7 @@ func (ob *observer) neighbourEvent(n *neighbour, gone bool) {
 		return
 	}
 	if n.bridge && !n.addr.IsValid() {
-		// Before Linux 6.3 rtnetlink itself tells of an FDB entry too, without
+		// Before Linux 6.3 rtnetlink itself notifies of an FDB entry too, without
 		// its destination; the driver has said it all.
 		return
 	}

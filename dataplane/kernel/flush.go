@@ -58,7 +58,7 @@ func (k *Kernel) Flush(src dataplane.Source, hops []dataplane.Key) dataplane.Rev
 
 // flushNextHops removes the next hops that are to be flushed, groups first. The kernel
 // removes what leads to them (remove_nexthop in its source). The routes count as
-// there until nobody wants them, which is what comes next: to look for them
+// there until no source wants them, which is what comes next: to look for them
 // among all would take longer than all the rest.
 func (wr *writer) flushNextHops() {
 	keys := wr.toFlush.take()
@@ -89,7 +89,7 @@ func (wr *writer) flushEach(ops []op) {
 	}
 }
 
-// flushable returns the removals of those next hops of a kind that are there, nobody wants
+// flushable returns the removals of those next hops of a kind that are there, no source wants
 // again, and no group would lose whose other members are of use; and for which
 // it is worth the kernel's walk.
 func (ac *actual) flushable(kind dataplane.Kind, keys []dataplane.Key) (ops []op) {
@@ -126,7 +126,7 @@ func (ac *actual) applyFlushOf(id dataplane.NextHopID) {
 	}
 }
 
-// applyFlushes tells the tracker of what went with next hops that were flushed, if that
+// applyFlushes reports to the tracker what went with next hops that were flushed, if that
 // is still of interest: before a next hop of that number is made again, and
 // before what there is is compared with what should be.
 func (ac *actual) applyFlushes() {

@@ -54,8 +54,8 @@ func (wr *writer) waitForMembers(who dataplane.Key, missing []dataplane.GroupMem
 
 // shrinkGroups derives what the kernel took out of groups because the next hop
 // is gone (remove_nexthop_from_groups in the kernel's source), and which groups
-// went with their last member. It tells of a group that shrank only when it
-// tells of the next hop.
+// went with their last member. It notifies of a group that shrank only when it
+// notifies of the next hop.
 func (ob *observer) shrinkGroups() {
 	for id := range ob.hops.groups {
 		key := dataplane.NextHopGroupKey{ID: id}

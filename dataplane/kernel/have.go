@@ -77,7 +77,7 @@ const noncanonicalNote = ", with settings that are not routerd's"
 type noncanonicalRoute struct {
 	dataplane.Route
 	tos uint8
-	// hops tells apart what several noncanonical routes of one key look like.
+	// hops distinguishes what several noncanonical routes of one key look like.
 	hops string
 }
 
@@ -134,7 +134,7 @@ func equal(want, have dataplane.Object) bool {
 		return want == have
 	}
 	if w == have {
-		return true // just made; the notification tells what became of it
+		return true // just made; the notification says what became of it
 	}
 	h, ok := have.(haveLink)
 	return ok && h.Type == w.Type && sameSettings(w, h) && sameEnds(w, h) && !needsNew(w, h)

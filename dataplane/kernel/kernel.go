@@ -61,7 +61,7 @@ type Hooks struct {
 	Written func(kind dataplane.Kind, removed bool, n int)
 	// Refused is called when the kernel refused an object.
 	Refused func(kind dataplane.Kind)
-	// Drift is called with the number of objects that somebody else changed,
+	// Drift is called with the number of objects that another program changed,
 	// removed or added.
 	Drift func(kind dataplane.Kind, n int)
 	// Repaired is called for each object that was put back, with the time

@@ -125,7 +125,7 @@ func (wr *writer) setUpLink(w dataplane.Link, l *ifLink) error {
 		}
 	}
 	if w.MAC == l.mac {
-		w.MAC = dataplane.MAC{} // told again the kernel would throw away all neighbours (neigh_changeaddr)
+		w.MAC = dataplane.MAC{} // given again the kernel would throw away all neighbours (neigh_changeaddr)
 	}
 	return wr.linkRequest(func(b *builder) { b.changeLink(w, l.index) })
 }
@@ -135,7 +135,7 @@ func (wr *writer) setUpLink(w dataplane.Link, l *ifLink) error {
 // only has to be given its settings. The others get theirs in two steps too:
 // the kernel ignores at creation what keeps them from making addresses by
 // themselves. The mark is ignored at creation as well, so its message goes in
-// the same call: killed in between nobody would know whose the device is.
+// the same call: killed in between it would not be known whose the device is.
 func (wr *writer) createLink(w dataplane.Link, parent int) error {
 	err := wr.linkRequest(func(b *builder) {
 		b.createLink(w, parent)
@@ -240,7 +240,7 @@ func (wr *writer) removeLink(o op) {
 }
 
 // removable reports whether the device is one of those that we make. That
-// somebody wants the name of a foreign device never made that device ours.
+// a source wants the name of a foreign device never made that device ours.
 func (wr *writer) removable(o op, l *ifLink) bool {
 	switch dataplane.LinkType(l.kind) {
 	case dataplane.LinkVXLAN, dataplane.LinkIP6TNL:

@@ -21,7 +21,7 @@ import (
 // than reading more.
 const maxEvents = 1 << 17
 
-// notification is a message that nobody asked for, and when it was read.
+// notification is a message that is no answer, and when it was read.
 type notification struct {
 	nl.Message
 	at time.Time
@@ -42,7 +42,7 @@ type listener struct {
 	err     error
 }
 
-// listen opens a listener for what rtnetlink tells of.
+// listen opens a listener for what rtnetlink notifies of.
 func listen(buffer int) (*listener, error) {
 	return listenTo(unix.NETLINK_ROUTE, buffer,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
@@ -64,7 +64,7 @@ func (l *listener) Close() error { return l.c.Close() }
 
 // ignore makes the kernel drop the echoes of requests from port about routes,
 // next hops and neighbours, which would double the cost of each. Those about
-// devices and addresses tell what became of them and are kept.
+// devices and addresses say what became of them and are kept.
 func (l *listener) ignore(port uint32) error {
 	// Classic BPF loads in network order what the kernel wrote in the host's.
 	word := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, port))

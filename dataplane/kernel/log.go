@@ -8,7 +8,7 @@ import (
 // goes takes a hundred thousand routes with it.
 const logEach = 20
 
-// logResults tells of first refusals; later ones of the same object and waits
+// logResults logs first refusals; later ones of the same object and waits
 // are for debugging.
 func (wr *writer) logResults(results []result) {
 	told, more := 0, 0

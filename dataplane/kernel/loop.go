@@ -128,7 +128,7 @@ func (k *Kernel) relist(ctx context.Context) bool {
 type heard struct {
 	mu   sync.Mutex
 	rev  dataplane.Revision
-	more chan struct{} // closed when rev grows; nil: nobody waits
+	more chan struct{} // closed when rev grows; nil: no caller waits
 }
 
 func (h *heard) upTo(rev dataplane.Revision) {

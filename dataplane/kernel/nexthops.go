@@ -3,7 +3,7 @@ package kernel
 import "github.com/routerd/routerd/dataplane"
 
 // nextHops is what there is of our next hops and groups, and who uses them. It
-// also keeps what the kernel does not tell of: that to remove a next hop removes
+// also keeps what the kernel does not notify of: that to remove a next hop removes
 // its routes.
 type nextHops struct {
 	ids    map[dataplane.NextHopID]struct{} // of next hops and groups

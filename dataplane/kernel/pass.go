@@ -477,7 +477,7 @@ func (wr *writer) judgePut(o op, err error) result {
 		return result{Outcome: reconcile.Lost}
 	case !o.Exists && errors.Is(err, unix.EEXIST):
 		// Ours, and we lost sight of it, or a foreign one that has just come:
-		// a listing tells.
+		// a listing shows.
 		if wr.doubted.first(o.Key) {
 			wr.listing.ask("found what should not be there")
 			return result{Outcome: reconcile.Postponed}

@@ -105,7 +105,7 @@ func (s *sysctls) write(name, value string) error {
 	})
 }
 
-// addTo fills in those settings of devices that the underlay tells. Only
+// addTo fills in those settings of devices that the underlay has. Only
 // devices with addresses are asked: they are few, while workloads' are many.
 // What cannot be read stays zero, as on a host without IPv6.
 func (s *sysctls) addTo(u *dataplane.Underlay) error {
@@ -164,7 +164,7 @@ func (wr *writer) putSysctl(o op) result {
 		if err = wr.sysctls.write(w.Name, w.Value); err == nil {
 			wr.wrote(dataplane.KindSysctl, false, 1)
 			if !isWorkload(sysctlLink(w.Name)) {
-				wr.underlay.changed() // the underlay tells some of them
+				wr.underlay.changed() // the underlay has some of them
 			}
 		}
 	}

@@ -15,9 +15,9 @@ import (
 	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
-// watcher tells which settings below /proc/sys somebody wrote, by inotify(7).
+// watcher says which settings below /proc/sys a program wrote, by inotify(7).
 // It does not see what the kernel changes by itself, as net/ipv4/ip_forward
-// changes the setting of each device: RTM_NEWNETCONF tells of these. A write
+// changes the setting of each device: RTM_NEWNETCONF notifies of these. A write
 // through another mount of procfs is seen by neither; the full check finds it.
 type watcher struct {
 	root string // where the settings are
@@ -131,7 +131,7 @@ func inotifyEvents(b []byte) func(yield func(int32) bool) {
 	}
 }
 
-// drainSettings applies what somebody wrote to settings and offloads.
+// drainSettings applies what a program wrote to settings and offloads.
 func (ob *observer) drainSettings() error {
 	written, undone := ob.sysctls.watch.take()
 	if undone {
@@ -161,7 +161,7 @@ func (ob *observer) drainSettings() error {
 	return err
 }
 
-// reread looks at a setting that somebody may have written.
+// reread looks at a setting that a program may have written.
 func (ob *observer) reread(name string) {
 	o := dataplane.Sysctl{Name: name}
 	if _, ok := ob.sysctls.made[o.Key()]; !ok {

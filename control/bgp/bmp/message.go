@@ -1,4 +1,4 @@
-// Package bmp tells collectors what a BGP speaker hears and chooses (BMP, RFC 7854, RFC 9069):
+// Package bmp reports to collectors what a BGP speaker receives and chooses (BMP, RFC 7854, RFC 9069):
 // the messages, and the connections to the collectors. What is in the tables is its caller's.
 package bmp
 

@@ -112,7 +112,7 @@ func (s *Station) Put(messages []byte) {
 	}
 }
 
-// Run connects, again and again, until ctx ends; its cause is told to the collector.
+// Run connects, again and again, until ctx ends; its cause is sent to the collector.
 func (s *Station) Run(ctx context.Context) {
 	retry := async.Backoff{Min: s.o.Retry, Max: s.o.Longest}
 	for ctx.Err() == nil {

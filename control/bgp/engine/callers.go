@@ -94,7 +94,7 @@ func (e *Engine) ownKeys() map[netip.Prefix]bool {
 // signsAlone reports whether listeners have something to sign for the peer alone.
 func (p Peer) signsAlone() bool { return p.Auth != (conn.Auth{}) && p.hears() }
 
-// sign has listeners sign for a peer in the place of how they do, or have just been told to; what is not signed
+// sign has listeners sign for a peer in the place of how they do, or were just asked to; what is not signed
 // is by the range of its address alone.
 func (e *Engine) sign(p Peer, a conn.Auth) error {
 	if p.Auth == (conn.Auth{}) && a == (conn.Auth{}) || !p.hears() {

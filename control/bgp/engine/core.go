@@ -44,7 +44,7 @@ type core struct {
 	waiting restarting
 	orders  []order
 	stride  int    // prefixes of a step
-	tap     *tap   // nil: nobody monitors
+	tap     *tap   // nil: there is no monitor
 	halted  bool   // nothing more is advertised or withdrawn: the engine ends
 	path    Path   // that others are shown
 	poke    func() // has the caller see to tasks, orders and times; it must not wait

@@ -260,7 +260,7 @@ func (e *Engine) accept(l *conn.Listener) {
 		s, held := e.sessions[from], (*caller)(nil)
 		switch {
 		case e.several(from):
-			s = nil // nobody can tell whose it is
+			s = nil // it is not known whose it is
 		case s == nil && e.options.Call != nil && !e.core.halted:
 			held = e.hold(from, c)
 		}
@@ -429,7 +429,7 @@ func (e *Engine) Stop(ctx context.Context, n *fsm.Notification) error {
 	var list []*session
 	for _, s := range e.sessions {
 		list = append(list, s)
-		s.peer.removed = true // nothing is told of it any more
+		s.peer.removed = true // nothing is reported of it any more
 		if s.resume != nil {
 			s.resume.Stop()
 		}

@@ -23,7 +23,7 @@ func Remote(id netip.Addr) netip.Addr {
 	return id
 }
 
-// Name is an identity for people: the address, with its port where that tells peers apart.
+// Name is an identity for people: the address, with its port where peers differ by it.
 func Name(id netip.Addr) string {
 	port, several := strings.CutPrefix(id.Zone(), portMark)
 	switch a := Remote(id); {

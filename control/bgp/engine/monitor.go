@@ -29,12 +29,12 @@ type Monitored struct {
 	Session    *fsm.Session
 }
 
-// Monitor is told what happens with sessions and tables, which a collector then has as they are
+// Monitor is notified of what happens with sessions and tables, which a collector then has as they are
 // here. Its methods are called with the engine's lock: they must not wait, and not call
 // the engine.
 type Monitor interface {
-	// Begun says that the engine's own Monitor is told of all that happens after what this one is
-	// told now; it is for [Engine.Monitor]'s.
+	// Begun says that the engine's own Monitor is notified of all that happens after what this one is
+	// now; it is for [Engine.Monitor]'s.
 	Begun()
 	// Up says that a session is established. Of what its peer announced before nothing is known.
 	Up(m Monitored)
@@ -45,7 +45,7 @@ type Monitor interface {
 	Updates(v View, m Monitored, updates []byte)
 }
 
-// SetMonitor has m told what happens from now on; nil: nobody is. [Engine.Monitor] says what is
+// SetMonitor has m notified of what happens from now on; nil: no monitor is. [Engine.Monitor] says what is
 // there.
 func (e *Engine) SetMonitor(m Monitor) { e.locked(func(c *core) { c.setMonitor(m) }) }
 
@@ -60,10 +60,10 @@ func (c *core) setMonitor(m Monitor) {
 	}
 }
 
-// Monitor tells m what there is: each session that is up, then its tables as UPDATEs with an
+// Monitor reports to m what there is: each session that is up, then its tables as UPDATEs with an
 // End-of-RIB each. It goes over the table in steps; between them pause is called without
-// the lock, whose error ends it, and what changes is told to the engine's own Monitor. That comes
-// later: told in that order the end is what is in the table.
+// the lock, whose error ends it, and what changes is reported to the engine's own Monitor. That comes
+// later: reported in that order the end is what is in the table.
 func (e *Engine) Monitor(ctx context.Context, m Monitor, pause func() error) error {
 	next := e.core.monitor(m)
 	for done := false; !done; {
@@ -78,7 +78,7 @@ func (e *Engine) Monitor(ctx context.Context, m Monitor, pause func() error) err
 	return nil
 }
 
-// monitor tells a monitor what there is in steps: it returns what does the next one, and
+// monitor reports to a monitor what there is in steps: it returns what does the next one, and
 // reports when all is said.
 func (c *core) monitor(m Monitor) (next func() (done bool)) {
 	t := &tap{monitor: m, packs: map[packOf]*pack{}}
@@ -89,7 +89,7 @@ func (c *core) monitor(m Monitor) (next func() (done bool)) {
 	return func() bool {
 		if !begun {
 			begun = true
-			c.settle() // what is told from here on has come after what is told now
+			c.settle() // what is reported from here on has come after what is reported now
 			m.Begun()
 			for _, p := range c.ordered() {
 				if p.session != nil {
@@ -163,7 +163,7 @@ func (t *tap) down(c *core, p *peer, r fsm.Reason) {
 	}
 }
 
-// path tells of a change of a path.
+// path reports a change of a path.
 func (t *tap) path(c *core, prefix wire.Prefix, before, after rib.Path, rewritten bool) {
 	from := after.Peer
 	if after.Set == 0 {
@@ -188,7 +188,7 @@ func (t *tap) path(c *core, prefix wire.Prefix, before, after rib.Path, rewritte
 	}
 }
 
-// chosen tells of a change of the choice.
+// chosen reports a change of the choice.
 func (t *tap) chosen(c *core, prefix wire.Prefix, paths rib.Paths) {
 	if t != nil {
 		best, _ := paths.Best()
@@ -244,7 +244,7 @@ func (t *tap) flush(c *core) {
 	clear(t.packs)
 }
 
-// endOfRIB says that all of a view was told.
+// endOfRIB reports that a view is complete.
 func (t *tap) endOfRIB(p *peer, v View) {
 	for f := range wire.Family(wire.Families) {
 		if p == nil || p.session.Wire.Family[f].Enabled {

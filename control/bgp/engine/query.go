@@ -33,7 +33,7 @@ type pending struct {
 	after [wire.Families]int
 }
 
-// tell notes an event for the caller.
+// tell queues an event for the caller.
 func (c *core) tell(e Event) {
 	e.Time = c.now
 	p := pending{Event: e}

@@ -11,7 +11,7 @@ import (
 // anybody who reaches the port can make thousands a second.
 const refusalsEvery = time.Minute
 
-// refusals counts connections that were closed because nobody is configured for their
+// refusals counts connections that were closed because no peer is configured for their
 // address, or the peer would not take them, and logs them at a bounded rate.
 type refusals struct {
 	log *slog.Logger // nil: nothing is logged

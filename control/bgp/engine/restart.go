@@ -123,7 +123,7 @@ func (c *core) keep(p *peer, f wire.Family, why stage, time time.Duration) {
 	c.poke()
 }
 
-// withdrawn tells, behind what is under way, that what a peer had announced is gone.
+// withdrawn reports, after what is under way, that what a peer had announced is gone.
 func (c *core) withdrawn(p *peer) {
 	c.later(func(int) bool { return true }, func() {
 		if !p.removed {
@@ -216,7 +216,7 @@ func (c *core) tick() {
 	c.settle()
 }
 
-// goneIfDown tells that nothing is kept of a peer any more, once that is so.
+// goneIfDown reports that nothing is kept of a peer any more, once that is so.
 func (c *core) goneIfDown(p *peer) {
 	if p.session != nil {
 		return
@@ -249,8 +249,8 @@ func (c *core) next() (at time.Time) {
 	return at
 }
 
-// restarting is the time after a restart of this side in which peers are not yet told
-// that they have all that there is.
+// restarting is the time after a restart of this side in which no peer is sent
+// End-of-RIB, which says that it has all that there is.
 type restarting struct {
 	on    bool
 	until time.Time

@@ -89,7 +89,7 @@ type Options struct {
 	MaxRoutes int    // of an owner
 	File      string // where it is kept over a restart of the daemon; empty: nowhere
 
-	// Changed is called after routes have come or gone, or are to go earlier, without a lock; it must not block. nil: nobody is.
+	// Changed is called after routes have come or gone, or are to go earlier, without a lock; it must not block. nil: it is not called.
 	Changed func()
 }
 
@@ -151,7 +151,7 @@ func open(o Options, boot string, now func() time.Duration, born func(int) uint6
 	return t, errors.Join(errs...)
 }
 
-// check says why a route out of the file is not what an owner may have asked for: it would stay for ever, or be nobody's.
+// check says why a route out of the file is not what an owner may have asked for: it would stay for ever, or have no owner.
 func (h *held) check(now time.Duration) error {
 	switch {
 	case h.Owner == "" || len(h.Owner) > maxName:

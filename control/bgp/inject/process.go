@@ -35,7 +35,7 @@ func startOf(pid int) uint64 {
 	return start
 }
 
-// sinceBoot is CLOCK_BOOTTIME, which goes on over a restart of the daemon and over sleep, and which nobody sets.
+// sinceBoot is CLOCK_BOOTTIME, which goes on over a restart of the daemon and over sleep, and which cannot be set.
 func sinceBoot() time.Duration {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {

@@ -24,7 +24,7 @@ type Mender struct {
 	hook func() // called between reading and writing; tests interfere there
 }
 
-// tries is how often a block is tried that somebody else writes meanwhile.
+// tries is how often a block is tried that another writer changes meanwhile.
 const tries = 5
 
 // freedTogether bounds how many addresses one transaction frees: each may have a
@@ -78,7 +78,7 @@ func (m *Mender) remove(ctx context.Context, o store.Object) (bool, error) {
 	m.beforeWrite()
 	_, err := m.Store.Txn(ctx, ops...)
 	if errors.Is(err, store.ErrConflict) {
-		return false, nil // somebody uses it, or has removed it
+		return false, nil // it is in use, or was removed
 	}
 	return err == nil, err
 }
@@ -87,7 +87,7 @@ func (m *Mender) remove(ctx context.Context, o store.Object) (bool, error) {
 const readTogether = 100
 
 // blocks frees addresses of blocks, and takes them from their holders if asked
-// to. It returns how many of these it did. Blocks that somebody else writes
+// to. It returns how many of these it did. Blocks that another writer changes
 // meanwhile are tried again.
 func (m *Mender) blocks(ctx context.Context, fixes map[netip.Prefix]*fix) (done int, err error) {
 	todo := slices.SortedFunc(maps.Keys(fixes), netip.Prefix.Compare)

@@ -136,7 +136,7 @@ func (r *Records) Check() ([]Allocation, []Finding) {
 	return all, slices.Concat(found, more, r.unallocated(allocated), r.handleFindings(held), r.claimFindings(), r.blockFindings())
 }
 
-// allocations lists what blocks give, and what of it is nobody's.
+// allocations lists what blocks give, and what of it is leaked.
 func (r *Records) allocations() (all []Allocation, found []Finding) {
 	for _, cidr := range slices.SortedFunc(maps.Keys(r.Blocks), netip.Prefix.Compare) {
 		list, err := ipam.Allocations(cidr, r.Blocks[cidr])

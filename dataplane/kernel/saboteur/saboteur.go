@@ -37,7 +37,7 @@ type Saboteur struct {
 	struck map[string]time.Time
 }
 
-// Strike is one change that somebody else made.
+// Strike is one change that another program made.
 type Strike struct {
 	Object  string // as routerd's log names it
 	Command string // empty: an offload was switched

@@ -85,7 +85,7 @@ type Table struct {
 // chunk is a piece of the arena.
 type chunk struct {
 	data []byte
-	dead int // bytes of blocks that nobody has any more
+	dead int // bytes of blocks without a holder
 }
 
 // NewTable returns an empty table.

@@ -126,7 +126,7 @@ func (s *signing) setKeys(fd int, to netip.Prefix, want Keys) error {
 		return fmt.Errorf("look whether a socket listens: %w", err)
 	}
 	for attempt := 0; ; attempt++ {
-		// A listener has the keys of all peers, and nobody else changes them. Those of a connection the kernel has taken over from
+		// A listener has the keys of all peers, and no other part changes them. Those of a connection the kernel has taken over from
 		// its listener, with its prefix, and changes which are in use.
 		have := installedOf(to, s.keys)
 		if listening == 0 {

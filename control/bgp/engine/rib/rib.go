@@ -91,7 +91,7 @@ type RIB struct {
 
 	// Tap is called with every path that comes, changes, is announced again after its peer's restart,
 	// or goes: as it was and as it is, of which one has no Set. Of rewritten ones the peer said nothing
-	// new. The Set that was may be free. It must not change the RIB. nil: nobody asks.
+	// new. The Set that was may be free. It must not change the RIB. nil: it is not called.
 	Tap func(prefix wire.Prefix, before, after Path, rewritten bool)
 
 	candidates []uint32 // scratch of choose
@@ -162,7 +162,7 @@ func (r *RIB) Restart(p Peer, f wire.Family) {
 		q.restarts = 0
 	}
 	if q.restarts++; q.restarts == 0 {
-		// An epoch comes again, after 256 restarts in which nobody swept.
+		// An epoch comes again, after 256 restarts without a sweep.
 		w := Walk{Peer: p, Task: RemoveStale, Family: f, OneFamily: true}
 		for !r.Step(&w, 1<<13) {
 		}
@@ -363,7 +363,7 @@ func (r *RIB) Paths(prefix wire.Prefix) Paths {
 	return Paths{r: r, family: prefix.Family, head: e.head}
 }
 
-// Cursor is how far somebody has come who goes over all prefixes. The zero Cursor is
+// Cursor is how far a walk over all prefixes has come. The zero Cursor is
 // at the beginning.
 type Cursor struct {
 	family wire.Family
