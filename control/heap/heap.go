@@ -1,7 +1,7 @@
 // Package heap keeps the daemon's memory small: it is limited to what the host gives, how
 // much garbage there may be follows what the collector has to look at, and what a burst of
 // work has left goes back to the host, as do the pages of the program's file that only the
-// start needed.
+// burst needed.
 package heap
 
 import (
@@ -116,7 +116,7 @@ const (
 )
 
 // Release gives back what a burst of work has left, such as the first
-// reading of a large cluster, and once what the start needed of the program's file. Of
+// reading of a large cluster, and what it needed of the program's file. Of
 // itself the runtime collects the garbage of the last burst minutes later, and keeps room
 // for as much again.
 func Release(ctx context.Context, log *slog.Logger) {
@@ -137,10 +137,8 @@ func Release(ctx context.Context, log *slog.Logger) {
 	for async.Sleep(ctx, releaseLook) == nil {
 		if held, allocated := read(); r.due(held, allocated, time.Now()) {
 			debug.FreeOSMemory()
-			if r.last.IsZero() { // the start is over
-				if err := forgetProgram(); err != nil {
-					log.Debug("what the start needed of the program's file stays in memory", "error", err)
-				}
+			if err := forgetProgram(); err != nil {
+				log.Debug("what the burst needed of the program's file stays in memory", "error", err)
 			}
 			held, _ = read()
 			r.done(held, time.Now())

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forgetProgram takes the pages of the program's file out of the process: a start runs
-// through most of the code once, and needs little of it again. They stay in the host's page
+// forgetProgram takes the pages of the program's file out of the process: a start, or another
+// burst of work, runs through much of the code once, and needs little of it again. They stay in the host's page
 // cache for as long as it has room for them, so what is needed comes back without reading
 // the disk (madvise(2), MADV_DONTNEED). Only what cannot be written and never was is given
 // back: nothing is lost by that, apart from breakpoints that a debugger or a uprobe sets
