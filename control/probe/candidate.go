@@ -67,22 +67,22 @@ const (
 // candidate is an address and port to which tunnels might send.
 type candidate struct {
 	rank rank
-	to   netip.AddrPort // port 0 where the encapsulation has none
+	up   bool // answers, with hysteresis
+	ever bool // answered once
+	// any says whether packets from any source port get there, as VXLAN's do.
+	any     dataplane.Answer
+	anyLost bool // the last had no answer
 
-	up      bool      // answers, with hysteresis
-	ever    bool      // answered once
-	answers int       // in a row
-	misses  int       // in a row
-	failed  time.Time // when the first of them was sent
+	to      netip.AddrPort // port 0 where the encapsulation has none
+	answers int            // in a row
+	misses  int            // in a row
+	failed  time.Time      // when the first of them was sent
 	next    time.Time
 	asked   time.Time
 	last    time.Time // of the last answer
 	rtt     time.Duration
 
-	// any says whether packets from any source port get there, as VXLAN's do.
-	any       dataplane.Answer
 	anyMisses int
-	anyLost   bool // the last had no answer
 	anyNext   time.Time
 }
 

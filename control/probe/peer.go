@@ -23,12 +23,13 @@ type peer struct {
 	key    peerKey
 	target *dataplane.ProbeTarget
 
-	cands  []*candidate // best first
-	chosen *candidate   // nil: none has answered yet
-	up     bool         // it answers
-	out    []request    // probes under way; nil: none, as nearly always
-	search *search      // nil: nothing was asked of a size, as of a peer that never answers
-	seed   *known       // of the previous run, or of another encapsulation, until something is measured; nil: nothing
+	cands     []*candidate // best first
+	chosen    *candidate   // nil: none has answered yet
+	up        bool         // it answers
+	neighbour dataplane.Answer
+	out       []request // probes under way; nil: none, as nearly always
+	search    *search   // nil: nothing was asked of a size, as of a peer that never answers
+	seed      *known    // of the previous run, or of another encapsulation, until something is measured; nil: nothing
 
 	clock    clock // as its latest answer says
 	newest   int64 // time in the newest request, by the peer's clock
@@ -37,9 +38,8 @@ type peer struct {
 	seen     netip.AddrPort // this host, as the peer sees it
 	sources  []source       // whence its packets come, the latest first
 
-	neighbour dataplane.Answer
-	reach     dataplane.Reach
-	pin       netip.AddrPort
+	reach dataplane.Reach
+	pin   netip.AddrPort
 }
 
 // known is what outlives the daemon of a peer.

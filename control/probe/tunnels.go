@@ -94,19 +94,20 @@ type track struct {
 	wake
 	in *schedule[*track] // nil: it is not scheduled
 	Target
-	settled     bool // measured at least once, or known from before a restart
-	result      dataplane.Answer
-	need        Setting // that this path needs of the device
-	mtu         int     // bytes that get through, where less than the device's; 0: the device's
+	settled bool // measured at least once, or known from before a restart
+	result  dataplane.Answer
+	need    Setting // that this path needs of the device
+	running bool
+	again   bool // it changed while it was being measured
+
+	mtu         int // bytes that get through, where less than the device's; 0: the device's
 	reason      string
 	goodput     float64 // of the last transfer, bytes a second
 	answered    int64   // Unix seconds of the last answer; 0: none
 	settledPath string  // that delivers; empty: the result is not Yes
 
 	round    uint64 // of the last view that had it
-	running  bool
-	again    bool // it changed while it was being measured
-	failures int  // results in a row that were not Yes
+	failures int    // results in a row that were not Yes
 }
 
 // attempt is one measurement and what came of it.
@@ -726,7 +727,7 @@ func (p *tunnels) unreported() map[dataplane.Family]map[string][]dataplane.Deliv
 		}
 		out[of.family][of.node] = now
 	}
-	clear(p.touched)
+	p.touched = map[tunnelPeer]bool{} // it may have been large, and a map never shrinks
 	return out
 }
 

@@ -78,14 +78,17 @@ func (c *Core) confirmed(l *loop) bool {
 		return false
 	}
 	if c.cfg.Status == nil {
-		clear(l.unsure)
-		l.removals = nil
+		l.unsure, l.removals = map[dataplane.Key]struct{}{}, nil
 		return true
 	}
+	some := len(l.unsure) > 0
 	for k := range l.unsure {
 		if st, ok := c.cfg.Status(k); !ok || st.State == dataplane.Done {
 			delete(l.unsure, k)
 		}
+	}
+	if some && len(l.unsure) == 0 {
+		l.unsure = map[dataplane.Key]struct{}{} // it may have been large, and a map never shrinks
 	}
 	// To wait with a context that has ended is to ask: an error of the context
 	// says that something was not tried or waits. What was refused is tried
