@@ -273,8 +273,12 @@ func (s *Store) doAt(ctx context.Context, st step, rev store.Revision) (store.Ob
 	return s.answer(st, raw)
 }
 
-// answer returns the object that the API says it has now.
+// answer returns the object that the API says it has now; where nothing was to be written,
+// none: one that would have been made has no revision.
 func (s *Store) answer(st step, raw []byte) (store.Object, error) {
+	if st.dry {
+		return store.Object{}, nil
+	}
 	o, err := st.place.Read(raw)
 	if err != nil {
 		return store.Object{}, err
