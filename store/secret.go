@@ -7,6 +7,12 @@ import (
 	"fmt"
 )
 
+// Names of the keys of probes, beside [BGPSecret].
+const (
+	ProbeSecret = "probe" // of tunnels
+	ReachSecret = "reach" // of the underlay
+)
+
 // secretLen is the length of a shared key in bytes.
 const secretLen = 32
 

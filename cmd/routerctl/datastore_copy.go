@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -29,17 +31,30 @@ records, and what other programs have below /calico/. What running daemons hold 
 lease is left out. The file is text, a line for each key, and ends with a checksum.
 
 It holds the secrets of the cluster: give it to nobody. To copy a datastore that is in
-use, lock it first, so that no address is given out after the copy was made.`,
+use, lock it first, so that no address is given out after the copy was made.
+
+Of Kubernetes' API as the datastore (DATASTORE_TYPE=kubernetes), which has to be locked, the
+file has what etcd would hold, and can be imported there.`,
 		Example: "  routerctl datastore lock\n  routerctl datastore export -o cluster.jsonl\n  routerctl datastore export | zstd > cluster.jsonl.zst",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error {
+			write := func(export func(io.Writer) (int, error)) error {
 				n := 0
-				err := a.writeFile(file, func(w io.Writer) (err error) { n, err = export(ctx, s, w); return err })
+				err := a.writeFile(file, func(w io.Writer) (err error) { n, err = export(w); return err })
 				if err == nil && file != "" {
 					fmt.Fprintf(a.stdout, "Exported %d keys to %s.\n", n, file)
 				}
 				return err
+			}
+			if is, err := a.kubernetes(); err != nil {
+				return err
+			} else if is {
+				return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+					return write(func(w io.Writer) (int, error) { return exportObjects(ctx, s, w) })
+				})
+			}
+			return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error {
+				return write(func(w io.Writer) (int, error) { return export(ctx, s, w) })
 			})
 		},
 	}
@@ -70,6 +85,51 @@ func export(ctx context.Context, s *etcd.Store, w io.Writer) (keys int, err erro
 	return keys, out.Close()
 }
 
+// kubernetes reports whether the datastore is Kubernetes' API.
+func (a datastoreCommands) kubernetes() (bool, error) {
+	d, err := a.direct()
+	return d.kube != nil, err
+}
+
+// exportObjects writes what Kubernetes' API holds, which is of one moment only while nobody
+// writes.
+func exportObjects(ctx context.Context, s store.Store, w io.Writer) (int, error) {
+	info, err := s.Get(ctx, clusterInformation())
+	if err != nil {
+		return 0, err
+	}
+	if !isLocked(info) {
+		return 0, errNotLocked
+	}
+	entries, err := archive.Objects(ctx, s)
+	if err != nil {
+		return 0, err
+	}
+	h := archive.Header{ClusterGUID: info.Value.(*v3.ClusterInformation).Spec.ClusterGUID, Time: time.Now().UTC().Truncate(time.Second)}
+	out, err := archive.NewWriter(w, h)
+	if err != nil {
+		return 0, err
+	}
+	for _, e := range entries {
+		if err := out.Write(e); err != nil {
+			return 0, err
+		}
+	}
+	return len(entries), out.Close()
+}
+
+func clusterInformation() store.Key {
+	return store.ResourceKey(store.KindClusterInformation, store.DefaultName)
+}
+
+// isLocked reports whether a ClusterInformation says that the datastore is locked.
+func isLocked(o store.Object) bool {
+	info, ok := o.Value.(*v3.ClusterInformation)
+	return ok && info.Spec.DatastoreReady != nil && !*info.Spec.DatastoreReady
+}
+
+var errNotLocked = errors.New("the datastore is not locked, so hosts may write to it meanwhile; lock it first with `routerctl datastore lock`")
+
 func (a datastoreCommands) importCommand() *cobra.Command {
 	var file string
 	var replace, dryRun bool
@@ -82,13 +142,24 @@ are, after the file was checked. The datastore stays locked until it is unlocked
 
 It must be empty, or hold nothing but keys of the file. With --replace it need only be
 locked, and has the file's keys and no others then. Of what is interrupted a part is
-written; do it again with --replace.`,
+written; do it again with --replace.
+
+Where the datastore is Kubernetes' API (DATASTORE_TYPE=kubernetes) the objects of the file
+are written that have a place there: of Nodes and pods what routerd says of them. What else
+objects of Kubernetes stand for, such as namespaces for profiles, is left out and counted.`,
 		Example: "  routerctl datastore import -f cluster.jsonl\n  routerctl datastore lock && routerctl datastore import -f cluster.jsonl --replace --dry-run\n  routerctl datastore unlock",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			from, err := readArchive(a.stdin, file)
 			if err != nil {
 				return err
+			}
+			if is, err := a.kubernetes(); err != nil {
+				return err
+			} else if is {
+				return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
+					return a.loadObjects(ctx, s, from, archive.Loading{Replace: replace, DryRun: dryRun})
+				})
 			}
 			return a.withEtcd(cmd, func(ctx context.Context, s *etcd.Store) error { return a.load(ctx, s, from, replace, dryRun) })
 		},
@@ -123,32 +194,17 @@ func readArchive(stdin io.Reader, file string) (*archive.Archive, error) {
 }
 
 func (a datastoreCommands) load(ctx context.Context, s *etcd.Store, from *archive.Archive, replace, dryRun bool) error {
-	info := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
-	have, err := s.Get(ctx, info)
-	if err != nil && !errors.Is(err, store.ErrNotFound) {
-		return err
-	}
-	if replace && err == nil {
-		if ready := have.Value.(*v3.ClusterInformation).Spec.DatastoreReady; ready == nil || *ready {
-			return errors.New("the datastore is not locked, so hosts may write to it meanwhile; lock it first with `routerctl datastore lock`")
-		}
-	}
-	l := etcd.Loading{Replace: replace, DryRun: dryRun}
-	for _, e := range from.Entries {
-		value := e.Value
-		if e.Path == info.Path() {
-			if value, err = locked(info, value); err != nil {
-				return err
-			}
-		}
-		l.Keys = append(l.Keys, etcd.RawKey{Path: e.Path, Value: value})
-	}
-	done, err := s.Load(ctx, l)
-	if errors.Is(err, store.ErrExists) {
-		return fmt.Errorf("the datastore holds something else already (%w); to have it hold what the file says and nothing else, give --replace", err)
-	}
+	entries, err := toLoad(ctx, s, from, replace)
 	if err != nil {
 		return err
+	}
+	l := etcd.Loading{Replace: replace, DryRun: dryRun}
+	for _, e := range entries {
+		l.Keys = append(l.Keys, etcd.RawKey{Path: e.Path, Value: e.Value})
+	}
+	done, err := s.Load(ctx, l)
+	if err != nil {
+		return holdsElse(err)
 	}
 	if dryRun {
 		fmt.Fprintf(a.stdout, "Would write %d keys, remove %d, and leave %d as they are. Nothing was written (--dry-run)\n", done.Written, done.Removed, done.Same)
@@ -156,6 +212,57 @@ func (a datastoreCommands) load(ctx context.Context, s *etcd.Store, from *archiv
 	}
 	fmt.Fprintf(a.stdout, "Imported %d keys: %d written, %d were there already, %d others removed.\nThe datastore is locked; let hosts use it with `routerctl datastore unlock`.\n",
 		len(from.Entries), done.Written, done.Same, done.Removed)
+	return nil
+}
+
+// toLoad returns what a file has for a datastore, with the lock set.
+func toLoad(ctx context.Context, s store.Store, from *archive.Archive, replace bool) ([]archive.Entry, error) {
+	have, err := s.Get(ctx, clusterInformation())
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return nil, err
+	}
+	if replace && err == nil && !isLocked(have) {
+		return nil, errNotLocked
+	}
+	out := slices.Clone(from.Entries)
+	for i, e := range out {
+		if e.Path == clusterInformation().Path() {
+			if out[i].Value, err = locked(clusterInformation(), e.Value); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// holdsElse explains an error of loading.
+func holdsElse(err error) error {
+	if errors.Is(err, store.ErrExists) {
+		return fmt.Errorf("the datastore holds something else already (%w); to have it hold what the file says and nothing else, give --replace", err)
+	}
+	return err
+}
+
+// loadObjects writes what a file has into Kubernetes' API.
+func (a datastoreCommands) loadObjects(ctx context.Context, s store.Store, from *archive.Archive, l archive.Loading) error {
+	entries, err := toLoad(ctx, s, from, l.Replace)
+	if err != nil {
+		return err
+	}
+	done, err := l.Into(ctx, s, entries)
+	if err != nil {
+		return holdsElse(err)
+	}
+	for _, why := range slices.Sorted(maps.Keys(done.Left)) {
+		paths := done.Left[why]
+		fmt.Fprintf(a.stdout, "Left out %d keys, such as %s: %s.\n", len(paths), paths[0], why)
+	}
+	if l.DryRun {
+		fmt.Fprintf(a.stdout, "Would write %d objects, remove %d, and leave %d as they are. Nothing was written (--dry-run)\n", done.Written, done.Removed, done.Same)
+		return nil
+	}
+	fmt.Fprintf(a.stdout, "Imported: %d objects written, %d were there already, %d others removed.\nThe datastore is locked; let hosts use it with `routerctl datastore unlock`.\n",
+		done.Written, done.Same, done.Removed)
 	return nil
 }
 

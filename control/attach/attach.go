@@ -322,6 +322,9 @@ func (a *Attacher) Restore(ctx context.Context) error {
 		return fmt.Errorf("restore attachments: %w", err)
 	}
 	a.ledger.restore(records)
+	if err := a.reclaimer.compareKind(a.mtus.dir); err != nil {
+		return err
+	}
 	var live []record
 	for _, r := range records {
 		if !r.State.attached() || !r.onHost(devices) {

@@ -36,6 +36,8 @@ type reclaimer struct {
 	mu                sync.Mutex
 	forgotten         bool // the datastore may lack what is attached
 	synced, nodeKnown bool // what the watch says of this host's Node
+	kindFile          string
+	moved             bool // what is attached is to be written to a datastore of another kind than before
 	// That addresses of running workloads may be another's by now is a doubt.
 	doubt    bool
 	epoch    int           // how often it was raised
@@ -252,6 +254,8 @@ func (x *reclaimer) all(ctx context.Context) bool {
 	if err != nil {
 		x.log.Warn("workloads that the datastore forgot are not all written again; will try again", "error", err)
 		x.later()
+	} else {
+		x.written()
 	}
 	if compared {
 		x.settle(epoch)

@@ -14,8 +14,8 @@ import (
 // The names of the keys that the hosts of a cluster share. There are two, for
 // hosts of earlier versions know no other.
 const (
-	underlaySecret = "reach"
-	tunnelSecret   = "probe"
+	underlaySecret = store.ReachSecret
+	tunnelSecret   = store.ProbeSecret
 )
 
 // The pace of reading a key: until it is known, when messages arrive with a wrong
