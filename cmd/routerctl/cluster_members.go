@@ -24,7 +24,7 @@ of the voters must be up for anything to be written: with three, one may be lost
 STATE is leader, follower, learning, "not started" (a learner that has never been up), or
 unreachable. Below the table is what is to be done about what is wrong.`,
 		Example: "  routerctl cluster members\n  routerctl cluster members -o json",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 	}
 	return showing(a.app, c, apiv1.NewClusterClient,
 		func(ctx context.Context, from apiv1.ClusterClient) (*apiv1.MembersResponse, error) {
@@ -121,7 +121,7 @@ func (a clusterCommands) leaveCommand() *cobra.Command {
 		Short:   "Have this host leave the datastore's cluster",
 		Long:    `As "routerctl cluster demote", of the host on which it is given.`,
 		Example: "  routerctl cluster leave",
-		Args:    cobra.NoArgs,
+		Args:    noArgs,
 	}
 	return a.changing(c, false)
 }

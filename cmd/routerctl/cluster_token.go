@@ -27,7 +27,7 @@ it first is in the cluster, with all that a host may do. "-o token" prints it al
 		Example: `  routerctl cluster token
   routerctl cluster token --ttl 10m --address 10.1.0.11
   routerctl cluster token -o token | ssh 10.1.0.12 routerd join --token-file -`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if output != "token" {

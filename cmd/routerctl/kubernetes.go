@@ -30,7 +30,7 @@ kubectl shows as they are. One that has Calico's crd.projectcalico.org/v1 keeps
 these, and routerd uses them as Calico does.`,
 		Example: `  routerctl kubernetes crds | kubectl apply --server-side -f -
   routerctl kubernetes crds --group crd.projectcalico.org/v1 | kubectl diff -f -`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			known := []string{convert.V1.APIVersion(), convert.V3.APIVersion()}
 			if !slices.Contains(known, group) {
