@@ -41,9 +41,9 @@ func (a resourceCommands) planCommand() *cobra.Command {
     host's daemon computes that for all nodes, by what decides it when the change is made;
   - what would come (+), go (-) or become another (~) in each host's kernel once all hosts
     have followed: routes with their next hops, devices, addresses; endpoints that other
-    rules judge, policies, sets; and the addresses in use there. Each host's daemon is
-    asked, over the datastore, and computes it by what will do it. A host that cannot be
-    asked is listed with the reason.
+    rules judge, policies, sets; the addresses in use there; and what the host would write
+    into its Node's annotations. Each host's daemon is asked, over the datastore, and
+    computes it by what will do it. A host that cannot be asked is listed with the reason.
 
 It ends with exit code 1 when apply would refuse it, and says why.
 

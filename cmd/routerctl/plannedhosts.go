@@ -89,7 +89,7 @@ func plannedChanges(changes []change, concern func(store.Kind) bool) ([]*apiv1.B
 }
 
 func nothing(p *apiv1.HostPlan) bool {
-	return p.GetError() == "" && len(p.GetObjects())+len(p.GetRules())+len(p.GetUnknown())+len(p.GetTunnels()) == 0
+	return p.GetError() == "" && len(p.GetObjects())+len(p.GetRules())+len(p.GetAnnotations())+len(p.GetUnknown())+len(p.GetTunnels()) == 0
 }
 
 // showHostPlan prints what becomes of a host.
@@ -114,7 +114,7 @@ func showHostPlan(w io.Writer, p *apiv1.HostPlan, all bool) {
 	}
 	shown, more := map[string]int{}, map[string]int{}
 	var kinds []string
-	for _, o := range slices.Concat(p.GetObjects(), p.GetRules()) {
+	for _, o := range slices.Concat(p.GetObjects(), p.GetRules(), p.GetAnnotations()) {
 		k := o.GetKind()
 		if !slices.Contains(kinds, k) {
 			kinds = append(kinds, k)

@@ -137,8 +137,9 @@ func (p Peer) betweenNodes() bool { return p.Type == PeerMesh || p.Type == PeerR
 // for is there.
 func (p Peer) wanted() bool { return p.Problem == "" }
 
-// sameSession reports whether a and b need the same settings of a session, so that
-// a change from one to the other must not touch the session.
+// sameSession reports whether p, as a session is to be, needs the same settings as q, as
+// it is, so that a change from q to p must not touch the session. It is not the same in
+// the other direction: a session of the mesh stays when a BGPPeer takes it over.
 func (p Peer) sameSession(q Peer) bool {
 	p.Name, p.Type, p.PoolsOnly = q.Name, q.Type, q.PoolsOnly
 	p.Reflect, p.ReachableBy, p.NextHopMode, p.Filters = q.Reflect, q.ReachableBy, q.NextHopMode, q.Filters

@@ -221,7 +221,7 @@ func sessionPlan(was, will *Config, old, p Peer, there, anew bool) PlannedSessio
 			}
 		}
 		switch {
-		case anew || !old.sameSession(p):
+		case anew || !p.sameSession(old):
 			s.Fate = SessionAnew
 		case len(s.Why) > 0:
 			s.Fate = SessionChanges

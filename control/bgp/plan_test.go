@@ -88,6 +88,16 @@ func TestPlan(t *testing.T) {
 			[]store.Event{ippool(t, "p", `{"cidr":"10.2.0.0/16","disableBGPExport":true}`)},
 			"node1: withdraws 10.2.1.0/26",
 		},
+		"a session of the mesh becomes a BGPPeer's": {
+			with(),
+			[]store.Event{peer(t, "pair", `{"node":"node1","peerIP":"10.1.0.12","asNumber":64512}`)},
+			"node1: pair 10.1.0.12 changes: Name node2 → pair, Type node-to-node mesh → node specific, MaxPrefixes 10000 → none",
+		},
+		"and back": {
+			with(peer(t, "pair", `{"node":"node1","peerIP":"10.1.0.12","asNumber":64512}`)),
+			[]store.Event{gone(peer(t, "pair", `{}`).Key)},
+			"node1: node2 10.1.0.12 starts anew: Name pair → node2, Type node specific → node-to-node mesh, MaxPrefixes none → 10000",
+		},
 		"a node leaves": {with(), []store.Event{node(t, "node2", `{}`)}, "node1: node2 10.1.0.12 ends\nnode2: node1 10.1.0.11 ends"},
 	} {
 		v := view(t, c.have...)

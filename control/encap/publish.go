@@ -140,6 +140,24 @@ func (p *publishing) publicSends(self *cluster.Node) map[string]string {
 	return out
 }
 
+// Foreseen is what this host publishes once every host has followed its pools: it is to be asked of a planner
+// whose nodes have published nothing, which follows them at once. What the kernel refuses is not known to it.
+func (p *Planner) Foreseen() store.NodeEncaps {
+	accepts, uses, sends := set[dataplane.Encap]{}, set[dataplane.Encap]{}, map[string]string{}
+	for f := range p.neededEncaps() {
+		if p.devices[f].Err == nil {
+			accepts[f] = struct{}{}
+		}
+	}
+	for f := range p.sending {
+		uses[f] = struct{}{}
+	}
+	for _, pool := range p.ends.pools.ByName {
+		sends[pool.Name] = p.ends.pools.Mode(pool).String()
+	}
+	return store.NodeEncaps{Published: true, Accepts: encapNames(accepts), Uses: encapNames(uses), Sends: sends}
+}
+
 // maxReason bounds the length of a published reason.
 const maxReason = 400
 

@@ -113,12 +113,12 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 	out := &apiv1.HostPlan{Node: s.cfg.Node}
 	f := foreseeing{self: s.cfg.Node, kind: s.cfg.TunnelKind, invented: map[netip.Addr]string{}}
 	ahead := vrouter.Ahead{Changes: changes, Node: f.node, Learned: s.stillLearned(events)}
-	diff, err := s.cfg.Core.Plan(ctx, ahead)
+	foreseen, err := s.cfg.Core.Plan(ctx, ahead)
 	if err != nil {
 		out.Unknown = append(out.Unknown, fmt.Sprintf("the kernel's routes and devices: %v", err))
 	}
 	name := f.names()
-	for _, d := range diff {
+	for _, d := range foreseen.Objects {
 		if len(out.GetObjects()) == plannedAtMost {
 			out.LeftOut++
 			continue
@@ -128,6 +128,7 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 			Kind: kind, Name: name.Replace(strings.TrimPrefix(d.Key.String(), kind+" ")), Was: name.Replace(d.Was), Will: name.Replace(d.Will),
 		})
 	}
+	out.Annotations = plannedAnnotations(foreseen.Was, foreseen.Will)
 	rules, err := s.plannedRules(changes)
 	if err != nil {
 		out.Unknown = append(out.Unknown, fmt.Sprintf("rules of policy: %v", status.Convert(err).Message()))
@@ -137,6 +138,27 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 	out.Tunnels = f.said
 	out.Addresses = s.addressesIn(changes)
 	return out, nil
+}
+
+// plannedAnnotations compares what a host publishes about encapsulations before and after a change. What its kernel refuses,
+// and where it stays because probes get lost, is not foreseen.
+func plannedAnnotations(was, will store.NodeEncaps) []*apiv1.PlannedObject {
+	var before, after store.Node
+	store.SetNodeEncaps(&before, was)
+	store.SetNodeEncaps(&after, will)
+	var out []*apiv1.PlannedObject
+	for _, name := range []string{store.AnnotationAccepts, store.AnnotationUses, store.AnnotationSends} {
+		show := func(n *store.Node) string {
+			if v, ok := n.Annotations[name]; ok {
+				return name + ": " + v
+			}
+			return ""
+		}
+		if a, b := show(&before), show(&after); a != b {
+			out = append(out, &apiv1.PlannedObject{Kind: "annotation", Name: name, Was: a, Will: b})
+		}
+	}
+	return out
 }
 
 // stillLearned says which of BGP's paths are left after a change: a session that ends takes along
@@ -211,6 +233,8 @@ func (f *foreseeing) node(n *cluster.Node, pools []*cluster.Pool) *cluster.Node 
 		keep, from := false, ""
 		if needed[t] {
 			keep, from = kind.Foresee(have, n.Labels, pools)
+			// A tunnel that a pool wants, and through which packets travel, keeps the address that it has.
+			keep = keep || from == "" && have.IsValid()
 		}
 		if keep {
 			continue

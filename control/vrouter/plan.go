@@ -24,6 +24,12 @@ type Difference struct {
 	Was, Will string // as ip(8) shows it, routes with their next hops; empty: it is not there
 }
 
+// Foreseen is what a change does to this host.
+type Foreseen struct {
+	Objects   []Difference // of the kernel
+	Was, Will store.NodeEncaps
+}
+
 // Ahead says what becomes of the cluster when a change has been carried out everywhere.
 type Ahead struct {
 	Changes []*cluster.Change
@@ -35,25 +41,34 @@ type Ahead struct {
 }
 
 // Plan says what a change of the cluster would do to what the core wants the kernel to
-// have, once all hosts have followed it. Two tables like the core's own compute that, so
+// have, and to what it publishes, once all hosts have followed it. Two tables like the core's own compute that, so
 // what it decides by is all that is looked at.
 //
 // Of the way there nothing is shown: each node counts as one that follows its pools at
 // once, so that nothing is left of encapsulations that peers accept or send for the time of a
 // change. Where a kernel refuses an encapsulation, or probes get lost in it, peers stay in the old
 // one all the same.
-func (c *Core) Plan(ctx context.Context, a Ahead) ([]Difference, error) {
+func (c *Core) Plan(ctx context.Context, a Ahead) (Foreseen, error) {
 	facts, err := ask(ctx, c, func(l *loop) *facts { return l.facts() })
 	if err != nil {
-		return nil, err
+		return Foreseen{}, err
 	}
 	t := facts.table()
 	if err := t.encap.Ready(); err != nil {
-		return nil, err
+		return Foreseen{}, err
 	}
+	return facts.plan(t, a), nil
+}
+
+// plan brings a table of these facts to where a change leads.
+func (f *facts) plan(t *table, a Ahead) Foreseen {
 	before := shown(t.desired())
-	t.foresee(a, facts.paths.Update())
-	return differences(before, shown(t.desired())), nil
+	t.foresee(a, f.paths.Update())
+	out := Foreseen{Objects: differences(before, shown(t.desired()))}
+	if own := f.nodes[f.self]; own != nil && own.Encaps.Published {
+		out.Was, out.Will = own.Encaps.NodeEncaps, t.encap.Foreseen()
+	}
+	return out
 }
 
 // facts is what a table decides by.

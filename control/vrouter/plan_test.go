@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/control/cluster"
@@ -31,22 +32,22 @@ func TestPlan(t *testing.T) {
 			default:
 				change = poolEvent("pool", "192.168.0.0/16", mode())
 			}
-			before, plans := map[string]map[dataplane.Key]string{}, map[string][]Difference{}
+			before, plans := map[string]map[dataplane.Key]string{}, map[string]Foreseen{}
 			for _, h := range w.hosts {
 				before[h.name] = h.shown()
 				facts := h.l.facts()
-				tab := facts.table()
-				was := shown(tab.desired())
-				tab.foresee(Ahead{Changes: []*cluster.Change{cluster.Decode(h.name, change)}}, facts.paths.Update())
-				plans[h.name] = differences(was, shown(tab.desired()))
+				plans[h.name] = facts.plan(facts.table(), Ahead{Changes: []*cluster.Change{cluster.Decode(h.name, change)}})
 			}
 			w.put(change)
 			if !w.settle() {
 				rt.Fatal("the world does not come to rest")
 			}
 			for _, h := range w.hosts {
-				if diff := cmp.Diff(plans[h.name], differences(before[h.name], h.shown()), cmp.Comparer(func(a, b dataplane.Key) bool { return a == b })); diff != "" {
+				if diff := cmp.Diff(plans[h.name].Objects, differences(before[h.name], h.shown()), cmp.Comparer(func(a, b dataplane.Key) bool { return a == b })); diff != "" {
 					rt.Fatalf("%s: %v (-planned +happened):\n%s", h.name, change.Key, diff)
+				}
+				if diff := cmp.Diff(plans[h.name].Will, h.l.nodes.Own().Encaps.NodeEncaps, cmpopts.EquateEmpty(), cmpopts.IgnoreFields(store.NodeEncaps{}, "Refuses", "Stays")); diff != "" {
+					rt.Fatalf("%s publishes after %v (-planned +happened):\n%s", h.name, change.Key, diff)
 				}
 			}
 		}

@@ -23,7 +23,7 @@ var (
 )
 
 // TestPlanned makes random changes, each planned first: what the plan says of a host's routes, devices,
-// policies and sessions is what then becomes of them, and nothing else does. -plan.seed says which changes, -plan.changes how many.
+// policies, sessions and annotations is what then becomes of them, and nothing else does. -plan.seed says which changes, -plan.changes how many.
 func TestPlanned(t *testing.T) {
 	t.Parallel()
 	p := newPlanned(t, "planned", topology(3, 1, store.Direct))
@@ -55,13 +55,27 @@ type planned struct {
 	store store.Store
 	rand  *rand.Rand
 	last  map[string]map[string]string // what each host's kernel had after the last change
+	bgp   plannedBGP                   // the sessions after the last change
 }
 
 func newPlanned(t *testing.T, suffix string, top lab.Topology) *planned {
 	t.Helper()
 	p := &planned{Lab: bringUp(t, suffix, top), rand: rand.New(rand.NewPCG(*planSeed, 0)), last: map[string]map[string]string{}}
 	p.store = openStore(t, p.Lab)
-	p.wait(t, "the lab is at rest")
+	poll(t, "the lab is at rest", func() string {
+		now, err := p.sessions(t)
+		if err != nil {
+			return err.Error()
+		}
+		for s, since := range now.since {
+			if since.IsZero() {
+				return fmt.Sprintf("the session of %s with %s is not up", s.host, s.peer)
+			}
+		}
+		p.bgp = now
+		return p.reached(t)
+	})
+	p.wait(t)
 	return p
 }
 
@@ -81,7 +95,7 @@ func (p *planned) choose(t *testing.T) (what, manifest string) {
 	resource := func(kind, name, spec string) string {
 		return fmt.Sprintf("apiVersion: projectcalico.org/v3\nkind: %s\nmetadata: {name: %s}\nspec: {%s}\n", kind, name, spec)
 	}
-	switch p.rand.IntN(10) {
+	switch p.rand.IntN(11) {
 	case 0, 1, 2:
 		name, pool := defaultPool, p.Topology().Pool
 		if p6 := p.Topology().Pool6; p6 != nil && p.rand.IntN(2) == 0 {
@@ -97,15 +111,19 @@ func (p *planned) choose(t *testing.T) (what, manifest string) {
 		spec := fmt.Sprintf("node: %s, peerIP: %s, asNumber: %s", pick("node1", "node2"), pick("10.9.9.9", "10.9.9.10"), pick("64999", "65000"))
 		return "a peer: " + spec, resource("BGPPeer", "planned-"+pick("a", "b"), spec)
 	case 5:
-		mesh := pick("true", "false")
-		return "mesh " + mesh, resource("BGPConfiguration", "default", "nodeToNodeMeshEnabled: "+mesh+", asNumber: 64512")
+		spec := fmt.Sprintf("nodeToNodeMeshEnabled: %s, asNumber: 64512, listenPort: %s", pick("true", "false"), pick("179", "179", "1790"))
+		return "BGP: " + spec, resource("BGPConfiguration", "default", spec)
 	case 6:
-		key, value := pick("none", "planned"), pick("yes", "no", "")
-		return "a node's label " + key + "=" + value, p.labelled(t, key, value, "get", "nodes", "-o", "json")
+		hold, spec := pick("90s", "60s"), fmt.Sprintf("nodeSelector: %q, peerSelector: %q", pick("all()", "planned == 'yes'"), pick("all()", "planned == 'yes'"))
+		spec += "}\nmetadata: {name: planned-nodes, annotations: {" + store.AnnotationHoldTime + ": " + hold + "}"
+		return "peers by selector: " + spec, fmt.Sprintf("apiVersion: projectcalico.org/v3\nkind: BGPPeer\nspec: {%s}\n", spec)
 	case 7:
-		value := pick("yes", "no", "")
-		return "a pod's label planned=" + value, p.labelled(t, "planned", value, "get", "workloadendpoints", "-A", "-o", "json")
+		key, value := pick("none", "planned"), pick("yes", "no", "")
+		return "a node's label " + key + "=" + value, p.changed(t, func(r map[string]any) { setLabel(r, key, value) }, "get", "nodes", "-o", "json")
 	case 8:
+		value := pick("yes", "no", "")
+		return "a pod's label planned=" + value, p.changed(t, func(r map[string]any) { setLabel(r, "planned", value) }, "get", "workloadendpoints", "-A", "-o", "json")
+	case 9:
 		return "a set", resource("GlobalNetworkSet", "planned", "nets: ["+pick("10.8.0.1", "10.8.0.2", "10.8.0.1, 10.8.0.2")+"]")
 	}
 	spec := fmt.Sprintf("selector: %q, order: %s, types: [Ingress, Egress], egress: [{action: Allow}], ingress: [{action: Allow, source: {selector: %q}}, {action: %s}]",
@@ -113,14 +131,27 @@ func (p *planned) choose(t *testing.T) (what, manifest string) {
 	return "a policy: " + spec, resource("GlobalNetworkPolicy", "planned-"+pick("a", "b"), spec)
 }
 
-// labelled is one of the resources that routerctl prints, with another value of a label; empty: without it.
-func (p *planned) labelled(t *testing.T, key, value string, get ...string) string {
+// changed is one of the resources that routerctl prints, with a change.
+func (p *planned) changed(t *testing.T, change func(r map[string]any), get ...string) string {
 	t.Helper()
 	var list struct{ Items []map[string]any }
 	if err := json.Unmarshal([]byte(routerctl(t, p.Lab, "node1", "", get...)), &list); err != nil {
 		t.Fatal(err)
 	}
 	r := list.Items[p.rand.IntN(len(list.Items))]
+	change(r)
+	if meta, ok := r["metadata"].(map[string]any); ok {
+		delete(meta, "resourceVersion")
+	}
+	out, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// setLabel gives a resource another value of a label; empty: none.
+func setLabel(r map[string]any, key, value string) {
 	meta, _ := r["metadata"].(map[string]any)
 	labels, _ := meta["labels"].(map[string]any)
 	if labels == nil {
@@ -130,21 +161,50 @@ func (p *planned) labelled(t *testing.T, key, value string, get ...string) strin
 		delete(labels, key)
 	}
 	meta["labels"] = labels
-	delete(meta, "resourceVersion")
-	out, err := json.Marshal(r)
+}
+
+// now is what a host's kernel has, and what the host has written into annotations of its Node.
+func (p *planned) now(t *testing.T, host string) map[string]string {
+	t.Helper()
+	out := plannedKernel(t, p.Lab, host)
+	o, err := p.store.Get(await.Context(t), store.ResourceKey(store.KindNode, host))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(out)
+	n, _ := o.Value.(*store.Node)
+	for name, value := range n.Annotations {
+		if value != "" && (strings.HasPrefix(name, "routerd.io/") || strings.HasPrefix(name, "projectcalico.org/")) {
+			out["annotation "+name] = "annotation " + name + ": " + value
+		}
+	}
+	return out
+}
+
+// reached names a block to which a host has no route.
+func (p *planned) reached(t *testing.T) string {
+	t.Helper()
+	blocks, _, err := p.store.List(await.Context(t), store.KindIPAMBlock, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range p.Hosts() {
+		have := p.now(t, h)
+		for _, b := range blocks {
+			if have["route "+b.Key.CIDR().String()] == "" {
+				return h + " has no route to " + b.Key.CIDR().String()
+			}
+		}
+	}
+	return ""
 }
 
 // wait waits until the kernels stand still.
-func (p *planned) wait(t *testing.T, what string) {
+func (p *planned) wait(t *testing.T) {
 	t.Helper()
-	poll(t, what, func() string {
+	poll(t, "the kernels stand still", func() string {
 		same := true
 		for _, h := range p.Hosts() {
-			now := plannedKernel(t, p.Lab, h)
+			now := p.now(t, h)
 			same = same && len(changed(p.last[h], now)) == 0
 			p.last[h] = now
 		}
@@ -159,23 +219,21 @@ func (p *planned) wait(t *testing.T, what string) {
 func (p *planned) change(t *testing.T, what, manifest string) {
 	t.Helper()
 	for _, h := range p.Hosts() {
-		if late := changed(p.last[h], plannedKernel(t, p.Lab, h)); len(late) > 0 {
+		if late := changed(p.last[h], p.now(t, h)); len(late) > 0 {
 			t.Fatalf("before %s, %s: something changed late: %q", what, h, late)
 		}
 	}
-	sessions, err := p.sessions(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p.noLateSession(t, what)
 	rules := map[string]map[string]string{}
 	for _, h := range p.Hosts() {
 		rules[h] = plannedRules(t, p.Lab, h)
 	}
+	var after plannedBGP
 	text, _ := tryRouterctl(t, p.Lab, "node2", manifest, "plan", "--all", "-f", "-") // it ends with 1 where apply wants --force
 	routerctl(t, p.Lab, "node2", manifest, "apply", "--force", "-f", "-")
 	poll(t, what, func() string {
 		for _, h := range p.Hosts() {
-			now := plannedKernel(t, p.Lab, h)
+			now := p.now(t, h)
 			if diff := cmp.Diff(inOrder(p.promised(t, text, h)), inOrder(changed(p.last[h], now))); diff != "" {
 				return fmt.Sprintf("%s (-planned +happened):\n%s\n%s", h, diff, text)
 			}
@@ -189,13 +247,15 @@ func (p *planned) change(t *testing.T, what, manifest string) {
 		if err != nil {
 			return err.Error() // a busy machine may have no answer for a moment
 		}
-		if diff := cmp.Diff(plannedSessions(text), comeAndGone(sessions, now)); diff != "" {
+		if diff := cmp.Diff(p.bgp.planned(text), p.bgp.fates(now)); diff != "" {
 			return fmt.Sprintf("sessions (-planned +happened):\n%s\n%s", diff, text)
 		}
-		return ""
+		after = now
+		return now.down()
 	})
+	p.bgp = after
 	for _, h := range p.Hosts() {
-		p.last[h] = plannedKernel(t, p.Lab, h)
+		p.last[h] = p.now(t, h)
 	}
 }
 
@@ -217,7 +277,7 @@ func (p *planned) promised(t *testing.T, text, host string) []string {
 	var out []string
 	for _, said := range linesOf(text, host) {
 		kind, _, _ := strings.Cut(said[2:], " ")
-		if slices.Contains([]string{"link", "address", "neighbour", "fdb", "route"}, kind) {
+		if slices.Contains([]string{"link", "address", "neighbour", "fdb", "route", "annotation"}, kind) {
 			if strings.Contains(said, "vxlan-v6") {
 				said = names6.Replace(said)
 			}
@@ -242,57 +302,3 @@ func linesOf(text, host string) []string {
 	}
 	return out
 }
-
-// sessions lists the sessions of each host, as HOST ADDRESS: one that another BGPPeer is for starts anew.
-func (p *planned) sessions(t *testing.T) ([]string, error) {
-	t.Helper()
-	var out []string
-	for _, h := range p.Hosts() {
-		n, err := p.Node(await.Context(t), h)
-		if err != nil {
-			return nil, err
-		}
-		for _, s := range n.GetPeers() {
-			out = append(out, h+" "+s.GetAddress())
-		}
-	}
-	return inOrder(out), nil
-}
-
-func comeAndGone(before, after []string) []string {
-	var out []string
-	for _, s := range after {
-		if !slices.Contains(before, s) {
-			out = append(out, s+" comes")
-		}
-	}
-	for _, s := range before {
-		if !slices.Contains(after, s) {
-			out = append(out, s+" ends")
-		}
-	}
-	return inOrder(out)
-}
-
-// plannedSessions is which sessions come and end by a plan.
-func plannedSessions(text string) []string {
-	_, text, _ = strings.Cut(text, "\nBGP:\n")
-	text, _, _ = strings.Cut(text, "\nHosts:\n")
-	var out []string
-	in := ""
-	for line := range strings.Lines(text) {
-		said, ok := strings.CutPrefix(strings.TrimRight(line, "\n"), "    session with ")
-		if f := strings.Fields(line); !ok && len(f) == 1 {
-			in = f[0]
-		}
-		for _, fate := range []string{" comes", " ends"} {
-			if who, _, found := strings.Cut(said, ", AS "); ok && found && strings.HasSuffix(said, fate) {
-				f := strings.Fields(who)
-				out = append(out, in+" "+f[len(f)-1]+fate)
-			}
-		}
-	}
-	return inOrder(out)
-}
-
-func inOrder(list []string) []string { return slices.Sorted(slices.Values(list)) }
