@@ -222,7 +222,7 @@ kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernet
 
 # Apart from kubernetes, for it takes a long time.
 .PHONY: kubernetes-suites
-kubernetes-suites: kube-tools kube-suites build ## Kubernetes' own tests of NetworkPolicy, and network-policy-api's, on such a cluster: half an hour. As root
+kubernetes-suites: kube-tools kube-suites build ## Kubernetes' own tests of NetworkPolicy and Services, and network-policy-api's, on such a cluster: an hour. As root
 	@.ci/deps kubernetes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 5h -v ./integration/kube/suites
 

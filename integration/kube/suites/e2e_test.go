@@ -57,7 +57,7 @@ func e2e(t *testing.T, c *cluster.Cluster, focus string, exclude []excluded) {
 	cmd := exec.CommandContext(t.Context(), filepath.Join(kubeBin, "e2e.test"),
 		"--kubeconfig="+config, "--kubectl-path="+filepath.Join(kubeBin, "kubectl"), "--provider=skeleton", fmt.Sprintf("--num-nodes=%d", len(c.Nodes)),
 		"--minStartupPods=0", "--dump-logs-on-failure=false", "--disable-log-dump=true",
-		"--ginkgo.focus="+focus, "--ginkgo.json-report="+file, "--ginkgo.no-color", "--ginkgo.timeout=4h", "--ginkgo.seed=1")
+		"--ginkgo.focus="+focus, "--ginkgo.json-report="+file, "--ginkgo.no-color", "--ginkgo.v", "--ginkgo.timeout=4h", "--ginkgo.seed=1")
 	for _, e := range exclude {
 		cmd.Args = append(cmd.Args, "--ginkgo.skip="+e.cases)
 	}
@@ -117,5 +117,15 @@ func (s spec) why() string {
 func TestNetpol(t *testing.T) {
 	e2e(t, world.Up(t), `\[sig-network\] Netpol`, []excluded{
 		{`Feature:SCTPConnectivity`, "the kernel has no SCTP"},
+	})
+}
+
+// TestServices runs the cases of Services.
+func TestServices(t *testing.T) {
+	e2e(t, world.Up(t), `\[sig-network\] Services`, []excluded{
+		{`should be rejected for evicted pods`, "the kubelets do not watch how much pods write (localStorageCapacityIsolation), so none is evicted"},
+		{`should create endpoints for unready pods`, "it asks pods through the API server, whose host has no route to them"},
+		{`should allow creating a basic SCTP service`, "it lists the kernel's modules, and the kernel has none"},
+		{`should work after restarting (kube-proxy|apiserver)`, "they are no pods here, and the case skips itself"},
 	})
 }
