@@ -86,7 +86,7 @@ type IPAMConfig struct {
 	// namespaceSelector.
 	NamespaceLabels map[string]string `json:"namespace_labels"`
 
-	Subnet string         `json:"subnet"` // Calico's word for host-local: usePodCidr
+	Subnet string         `json:"subnet"` // usePodCidr: of the Node's pod CIDRs, in place of host-local
 	Routes []*types.Route `json:"routes"`
 
 	// Only where another plugin makes the interface.
@@ -168,8 +168,6 @@ func (c *Config) check() error {
 		return fmt.Errorf("field mtu: %d is not from %d to %d, or 0 for the daemon's choice", c.MTU, minMTU, maxMTU)
 	case strings.ContainsRune(c.IPAM.Type, filepath.Separator):
 		return fmt.Errorf("field ipam.type: %q is not the name of a plugin", c.IPAM.Type)
-	case c.IPAM.Subnet == "usePodCidr":
-		return errors.New(`field ipam.subnet: "usePodCidr" needs Kubernetes' pod CIDRs, which routerd does not read; name the subnet`)
 	case c.DeviceType != "" && c.DeviceType != "veth":
 		return fmt.Errorf("field device_type: %q is not veth, the one that routerd makes", c.DeviceType)
 	case c.LogFilePath != "" && !filepath.IsAbs(c.LogFilePath):
@@ -193,8 +191,12 @@ func (c *Config) check() error {
 // own reports whether routerd gives the addresses, rather than another IPAM
 // plugin.
 func (c *IPAMConfig) own() bool {
-	return c.Type == "" || c.Type == PluginType || c.Type == "calico-ipam"
+	return c.Type == "" || c.Type == PluginType || c.Type == "calico-ipam" || c.podCIDR()
 }
+
+// podCIDR reports whether the addresses are to be of the pod CIDRs of this host's Node.
+// Of them the daemon knows, and not host-local, which Calico's plugin tells them.
+func (c *IPAMConfig) podCIDR() bool { return c.Subnet == "usePodCidr" }
 
 // asIPAM reports whether the plugin, executed under the name program, is the
 // IPAM plugin of another, which makes the interface. Both get the same

@@ -85,7 +85,6 @@ func TestParseConfigRefuses(t *testing.T) {
 		{`{"name": "net1", "mtu": 20}`, 7, "field mtu: 20 is not from 68"},
 		{`{"name": "net1", "socket": "cni.sock"}`, 7, "field socket: \"cni.sock\" is not an absolute path"},
 		{`{"name": "net1", "ipam": {"type": "../host-local"}}`, 7, `field ipam.type: "../host-local" is not the name of a plugin`},
-		{`{"name": "net1", "ipam": {"type": "host-local", "subnet": "usePodCidr"}}`, 7, "field ipam.subnet"},
 		{`{"name": "net1", "device_type": "netkit"}`, 7, `field device_type: "netkit"`},
 		{`{"name": "net1", "log_file_path": "cni.log"}`, 7, "field log_file_path"},
 		{`{"name": "net1", "type": "routerd-cni", "ipam": {"routes": [{"dst": "10.0.0.0/8"}]}}`, 7, "field ipam.routes"},
@@ -128,4 +127,21 @@ func TestRequestedIPRefuses(t *testing.T) {
 	expectError(t, err, 7, "a container gets one")
 	_, err = requestedIPs(new(Config), &Args{IP: "x"})
 	expectError(t, err, 7, `"x" is not an IP address`)
+}
+
+// usePodCidr takes host-local's place: routerd knows the pod CIDRs.
+func TestUsePodCIDR(t *testing.T) {
+	t.Parallel()
+	for text, own := range map[string]bool{
+		`{"name": "n", "type": "calico", "ipam": {"type": "host-local", "subnet": "usePodCidr"}}`:  true,
+		`{"name": "n", "type": "calico", "ipam": {"type": "host-local", "subnet": "10.0.0.0/24"}}`: false,
+	} {
+		c, err := ParseConfig([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.IPAM.own() != own || c.IPAM.podCIDR() != own || c.asIPAM("calico") {
+			t.Errorf("%s: own %t, pod CIDR %t, IPAM plugin %t", text, c.IPAM.own(), c.IPAM.podCIDR(), c.asIPAM("calico"))
+		}
+	}
 }

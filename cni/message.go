@@ -34,6 +34,7 @@ type addRequest struct {
 	Given             []string   `json:"given,omitempty"`
 	FloatingIPs       []string   `json:"floatingIps,omitempty"`
 	SourcePrefixes    []string   `json:"sourcePrefixes,omitempty"`
+	PodCIDR           bool       `json:"podCidr,omitempty"`
 }
 
 type addResponse struct {

@@ -198,6 +198,7 @@ func (p *plugin) attach(c *call, from delegated) error {
 		NamespaceLabels:   w.NamespaceLabels,
 		MAC:               w.MAC,
 		Given:             w.Given,
+		PodCIDR:           c.IPAM.podCIDR(),
 	}, &resp)
 	var s *callError
 	if errors.As(err, &s) && s.code == codeFailedPrecondition {

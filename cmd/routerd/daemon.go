@@ -202,7 +202,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		}
 	}
 	cc := vrouter.Config{
-		Node: name, Sink: d.kernel, Status: d.kernel.Status, Publish: true, WithoutBGP: !c.BGP.Enabled, Tracer: d.tracer, Log: log.With("component", "vrouter"),
+		Node: name, Sink: d.kernel, Status: d.kernel.Status, Publish: true, WithoutBGP: !c.BGP.Enabled, UsePodCIDR: c.IPAM.UsePodCIDR, Tracer: d.tracer, Log: log.With("component", "vrouter"),
 	}
 	if restarting {
 		cc.DeferBGP = deferBGP
@@ -216,7 +216,8 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	}
 	d.ipam = ipam.New(ipam.Config{
 		Store: d.db, Node: name, Log: log.With("component", "ipam"), Unusable: func(pool string) string { return d.operator.UnusablePool(pool) }, // it is made last
-		Reserve: ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
+		UsePodCIDR: c.IPAM.UsePodCIDR,
+		Reserve:    ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
 	})
 	if d.journal.Damage().Lines > 0 {
 		// Among what was lost may be who has an address that is in the reserve by an
@@ -267,7 +268,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	}
 	ac := attach.Config{
 		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
-		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.kube != nil, Ready: d.attachReady, Held: d.mayWrite,
+		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.kube != nil, UsePodCIDR: c.IPAM.UsePodCIDR, Ready: d.attachReady, Held: d.mayWrite,
 		Rules: d.policy.Rules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
 	}
 	if d.mirrors() {

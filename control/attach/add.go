@@ -34,6 +34,9 @@ type AddRequest struct {
 	Sources  []string
 	Floating []netip.Addr
 
+	// PodCIDR says that the configuration wants addresses of the Node's pod CIDRs.
+	PodCIDR bool
+
 	// Node is the node that the request means; empty: whichever this is.
 	Node string
 	// NamespaceLabels are those of the workload's namespace, for pools that
@@ -157,6 +160,9 @@ func (a *Attacher) follow(ctx context.Context, r, old record, known bool) (recor
 func (a *Attacher) completed(ctx context.Context, req AddRequest) (AddRequest, *more, error) {
 	if req.Node != "" && req.Node != a.node {
 		return req, nil, fmt.Errorf("the configuration's nodename is %q, and this host is %q: leave nodename out, or correct it: %w", req.Node, a.node, ErrInvalid)
+	}
+	if req.PodCIDR && !a.usePodCIDR {
+		return req, nil, fmt.Errorf("the configuration's ipam.subnet is usePodCidr, and the daemon gives addresses of pools: set ipam.usePodCIDR in routerd.yaml on every host, or take ipam.subnet out: %w", ErrInvalid)
 	}
 	req, said, err := a.pods.complete(ctx, req)
 	if err != nil || len(req.Given) == 0 {

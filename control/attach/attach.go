@@ -100,6 +100,9 @@ type Config struct {
 	// beside its addresses comes from there. nil: from the datastore if that is the API,
 	// else the network alone says it.
 	Pods PodAPI
+	// UsePodCIDR says that addresses are those of the Node's pod CIDRs. Where they are
+	// not, who asks for such is refused.
+	UsePodCIDR bool
 	// OwnWrites is shown what this host writes; nil: it is not called.
 	OwnWrites OwnWrites
 
@@ -127,6 +130,7 @@ type Config struct {
 // different containers run in parallel.
 type Attacher struct {
 	node         string
+	usePodCIDR   bool
 	unready      func() error
 	rules        func(ctx context.Context, device string, addrs []netip.Addr) error
 	rulesTimeout time.Duration
@@ -198,7 +202,7 @@ func assemble(cfg Config) *Attacher {
 		reclaim: reclaimer, steps: steps, log: log, pass: make(chan struct{}, 1),
 	}
 	return &Attacher{
-		node: cfg.Node, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
+		node: cfg.Node, usePodCIDR: cfg.UsePodCIDR, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
 		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
 		pods:     newPods(cfg.podAPI(db), cfg.Node, db, log),
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,

@@ -146,6 +146,7 @@ func TestAddRefuses(t *testing.T) {
 		says   string
 	}{
 		{"no container", func(r *AddRequest) { r.ID.ContainerID = "" }, ErrInvalid, "container id"},
+		{"pod CIDR", func(r *AddRequest) { r.PodCIDR = true }, ErrInvalid, "set ipam.usePodCIDR"},
 		{"no namespace", func(r *AddRequest) { r.Netns = "" }, ErrInvalid, "network namespace is required"},
 		{"FIFO", func(r *AddRequest) { r.Netns = fifo }, workload.ErrNoNamespace, "is not a namespace"},
 		{"namespace gone", func(r *AddRequest) { r.Netns = "/run/netns/gone" }, workload.ErrNoNamespace, "/run/netns/gone"},

@@ -69,6 +69,9 @@ type Node struct {
 	IPIPAddr, VXLANAddr Families[netip.Addr]
 	VXLANMAC            Families[dataplane.MAC]
 
+	// PodCIDRs are the ranges that Kubernetes gave the node for its pods, in ascending order.
+	PodCIDRs []netip.Prefix
+
 	Encaps *Encaps // never nil
 
 	Reflection store.NodeReflection
@@ -150,8 +153,21 @@ func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
 	setTunnel(&n.VXLANAddr, r.Spec.IPv6VXLANTunnelAddr)
 	n.VXLANMAC.IPv4, _ = dataplane.ParseMAC(r.Spec.VXLANTunnelMACAddr)
 	n.VXLANMAC.IPv6, _ = dataplane.ParseMAC(r.Spec.VXLANTunnelMACAddrV6)
+	n.PodCIDRs = podCIDRs(r.Status.PodCIDRs)
 	n.Hosts, n.Inner, n.Sources = hostAddresses(r), innerAddresses(r), store.TunnelSources(r)
 	return n
+}
+
+// podCIDRs reads ranges of pods, each once.
+func podCIDRs(texts []string) []netip.Prefix {
+	var list []netip.Prefix
+	for _, s := range texts {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			list = append(list, p.Masked())
+		}
+	}
+	slices.SortFunc(list, netip.Prefix.Compare)
+	return slices.Clip(slices.Compact(list))
 }
 
 // hostAddresses returns the addresses of a host on the underlay.

@@ -278,6 +278,9 @@ type IPAM struct {
 	// LeakGracePeriod is how long an address must have belonged to nobody before
 	// it is freed; 0: leaks stay.
 	LeakGracePeriod time.Duration `mapstructure:"leakGracePeriod"`
+	// UsePodCIDR keeps this host's addresses within spec.podCIDRs of its Node, and
+	// has those of other Nodes routed to them.
+	UsePodCIDR bool `mapstructure:"usePodCIDR"`
 }
 
 // Reserve bounds how many addresses of a pool and family the host holds ready,

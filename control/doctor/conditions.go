@@ -41,6 +41,8 @@ func condition(name string) (k known, ok bool) {
 		return known{Critical, "workloads have addresses of others", "routerctl node status"}, true
 	case "TunnelAddresses":
 		return known{Critical, "two nodes have one tunnel address", "routerctl get nodes -o yaml"}, true
+	case "PodCIDRs":
+		return known{Critical, "pod CIDRs of Nodes and pools do not agree", "kubectl get nodes -o custom-columns=NAME:.metadata.name,CIDRS:.spec.podCIDRs"}, true
 	case "ForeignRoutes":
 		return known{Critical, "routes of other programs take packets", "routerctl routes"}, false
 	}

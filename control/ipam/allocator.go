@@ -28,6 +28,10 @@ type Config struct {
 	// empty: it may. It must not block. Nil: every pool is usable.
 	Unusable func(pool string) string
 
+	// UsePodCIDR keeps this node's addresses within the ranges that Kubernetes gave
+	// its Node: no address of a pool that lies outside is given.
+	UsePodCIDR bool
+
 	// Reserve says how many addresses are held ready for workloads to come.
 	Reserve ReserveConfig
 
@@ -72,7 +76,7 @@ func New(cfg Config) *Allocator {
 		cfg.Timeout = 10 * time.Second
 	}
 	st := newState(cfg.Node)
-	st.unusable = cfg.Unusable
+	st.unusable, st.usePodCIDR = cfg.Unusable, cfg.UsePodCIDR
 	st.reserve = newReserve(cfg.Reserve)
 	if cfg.Reserve.Journal != nil {
 		st.loadCooldowns(cfg.Reserve.Journal.Entries())

@@ -283,6 +283,9 @@ func (f *finder) find() error {
 	}
 	err := &Error{Reason: ErrExhausted, Message: fmt.Sprintf("node %s lacks %d of %d %s addresses in %s; release some, or add a pool",
 		f.d.s.node, f.want, f.r.Count, f.r.Family, describe(f.pools))}
+	if f.d.s.usePodCIDR {
+		err.Message = fmt.Sprintf("node %s lacks %d of %d %s addresses in %s: %s", f.d.s.node, f.want, f.r.Count, f.r.Family, describe(f.pools), f.d.s.outsidePodCIDRs())
+	}
 	if f.trouble != nil {
 		return fmt.Errorf("%w; and there is a block that cannot be used: %w", err, f.trouble)
 	}

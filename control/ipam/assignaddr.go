@@ -75,23 +75,26 @@ func (st *addrStep) holds(a *store.Attribute) bool {
 // if the request names one. For what was given before any pool will do whose
 // blocks are known.
 func (d *draft) poolAt(a netip.Addr, r *Request) (*pool, error) {
+	s := d.s
 	var refused []PoolReason
-	for _, p := range d.s.poolsByName() {
+	for _, p := range s.poolsByName() {
 		switch {
 		case !p.cidr.Contains(a):
 		case r.Again && p.blockBits > 0:
 			return p, nil
+		case s.foreign(a):
+			refused = append(refused, PoolReason{p.name, s.outsidePodCIDRs()})
 		case p.off != "":
 			refused = append(refused, PoolReason{p.name, p.off})
 		case r.Use != "" && !p.allows(r.Use):
 			refused = append(refused, PoolReason{p.name, fmt.Sprintf("its allowedUses %v lack %s", p.uses, r.Use)})
-		case len(r.Pools) > 0 && !slices.ContainsFunc(r.Pools, func(n string) bool { return d.s.findPool(n) == p }):
+		case len(r.Pools) > 0 && !slices.ContainsFunc(r.Pools, func(n string) bool { return s.findPool(n) == p }):
 			refused = append(refused, PoolReason{p.name, "the request names other pools"})
 		default:
 			return p, nil
 		}
 	}
-	return nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s; there are %s", a, d.s.poolNames()), Pools: refused}
+	return nil, &Error{Reason: ErrOutsidePools, Message: fmt.Sprintf("%s; there are %s", a, s.poolNames()), Pools: refused}
 }
 
 // pick finds the block of the address, or takes it for this node; the pool is

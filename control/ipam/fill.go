@@ -148,21 +148,28 @@ func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 // spare reports whether a pool has blocks enough that taking one before it is
 // needed takes it from no workload: a quarter of them has no holder.
 func (s *state) spare(p *pool) bool {
+	if s.usePodCIDR {
+		return s.unclaimed(p) > 0 // no other node may claim it
+	}
 	return s.unclaimed(p) > max(1<<min(p.blockBits-p.cidr.Bits(), maxCountedBits)/4, 1)
 }
 
 // maxCountedBits bounds how many blocks of a pool are counted: 2 to this.
 const maxCountedBits = 20
 
-// unclaimed returns how many blocks of a pool do not exist yet.
+// unclaimed returns how many blocks of a pool that this node may have do not exist
+// yet.
 func (s *state) unclaimed(p *pool) int {
-	n := 1 << min(p.blockBits-p.cidr.Bits(), maxCountedBits)
-	for c := range s.blocks {
-		if p.cidr.Contains(c.Addr()) {
-			n--
+	n := 0
+	for _, r := range s.rangesOf(p) {
+		n += 1 << min(max(p.blockBits-r.Bits(), 0), maxCountedBits)
+		for c := range s.blocks {
+			if r.Overlaps(c) {
+				n--
+			}
 		}
 	}
-	return n
+	return max(n, 0)
 }
 
 // giveBack releases what is more than keep of the reserve, the last first, and

@@ -239,12 +239,12 @@ func (s *state) tidyable() []netip.Prefix {
 }
 
 // unwanted reports whether an empty block is to be given up: its pool is gone,
-// or does not select this node. That the node's own record is missing says
+// or does not select this node, or it lies outside of the node's pod CIDRs. That the node's own record is missing says
 // nothing, nor does a pool that the watch has not shown yet, or that cannot be
 // read.
 func (s *state) unwanted(block netip.Prefix) bool {
 	if p := s.poolOf(block); p != nil {
-		return s.registered && !p.nodes.Matches(s.labels)
+		return s.registered && (!p.nodes.Matches(s.labels) || s.usePodCIDR && !slices.ContainsFunc(s.podCIDRs, block.Overlaps))
 	}
 	return s.registered && s.orphaned()
 }

@@ -52,8 +52,10 @@ type state struct {
 	pools        map[string]*pool
 	unusable     func(pool string) string // nil: none is
 	sortedPools  []*pool                  // nil: to be sorted anew
+	usePodCIDR   bool
+	podCIDRs     []netip.Prefix // of this node
 	reservations map[string][]netip.Prefix
-	reserved     []netip.Prefix // all of them
+	reserved     []netip.Prefix // all of them, and with usePodCIDR what of the pools is other nodes'
 	config       store.IPAMConfig
 	configErr    error
 	registered   bool
@@ -95,10 +97,12 @@ func (s *state) apply(ev *cluster.Change, now store.Revision) error {
 		s.sortedPools = nil
 		if ev.Deleted() {
 			delete(s.pools, ev.Key.Name)
+			s.setReserved()
 			return nil
 		}
 		p, _ := ev.Value.(*cluster.Pool)
 		s.pools[ev.Key.Name] = poolFrom(ev.Key.Name, p)
+		s.setReserved()
 	case store.KindIPReservation:
 		return s.applyReservation(ev)
 	case store.KindIPAMConfig:
@@ -108,7 +112,8 @@ func (s *state) apply(ev *cluster.Change, now store.Revision) error {
 			n, ok := ev.Value.(*cluster.Node)
 			s.registered, s.labels = ok, nil
 			if ok {
-				s.labels = n.Labels
+				s.labels, s.podCIDRs = n.Labels, n.PodCIDRs
+				s.setReserved()
 			}
 		}
 	case store.KindIPAMBlock, store.KindIPAMAffinity:
@@ -157,10 +162,7 @@ func (s *state) applyReservation(ev *cluster.Change) error {
 		}
 		s.reservations[ev.Key.Name] = out
 	}
-	s.reserved = nil
-	for _, r := range s.reservations {
-		s.reserved = append(s.reserved, r...)
-	}
+	s.setReserved()
 	return bad
 }
 

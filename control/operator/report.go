@@ -52,8 +52,12 @@ type view struct {
 	hosts   []dataplane.Host // by family, where this host has an address
 	waiting string           // what the core waits for
 	tunnels []string         // which nodes' tunnel addresses are left out, and why
+	pods    *podCIDRs        // nil: the pod CIDRs of Nodes do not count
 	coreErr error            // the core did not answer
 }
+
+// podCIDRs is what is wrong with the Nodes' pod CIDRs.
+type podCIDRs struct{ conflicts []string }
 
 func (s *Server) view(ctx context.Context, b bgp.Status) view {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
@@ -64,6 +68,13 @@ func (s *Server) view(ctx context.Context, b bgp.Status) view {
 	}
 	if v.coreErr == nil {
 		v.tunnels, v.coreErr = s.cfg.Core.TunnelConflicts(ctx)
+	}
+	if v.coreErr == nil {
+		var pods podCIDRs
+		var count bool
+		if pods.conflicts, count, v.coreErr = s.cfg.Core.PodCIDRConflicts(ctx); count {
+			v.pods = &pods
+		}
 	}
 	for _, f := range dataplane.Families() {
 		if h, err := s.cfg.Core.Host(ctx, f); err == nil && h.Addr.IsValid() {
@@ -133,6 +144,9 @@ func (s *Server) reportOf(v view) health.Report {
 		s.checks.Note("WorkloadAddresses", s.fenced()),
 		s.checks.Note("TunnelAddresses", tunnelError(v.tunnels)),
 		s.checks.Note("ForeignRoutes", foreign.RoutesError(s.foreignRoutes(v))))
+	if v.pods != nil {
+		r.Conditions = append(r.Conditions, s.checks.Note("PodCIDRs", conflictError("pod CIDRs", v.pods.conflicts)))
+	}
 	for _, p := range v.pools {
 		r.Conditions = append(r.Conditions, s.checks.Note("Pool/"+p.Name, s.poolError(p)))
 	}
@@ -234,6 +248,11 @@ func (s *Server) HandleUnderlay(ctx context.Context, u dataplane.Underlay) {
 
 // tunnelError says which nodes get no packets through tunnels.
 func tunnelError(conflicts []string) error {
+	return conflictError("no packets are sent to nodes with another's tunnel address", conflicts)
+}
+
+// conflictError says what the conflicts are about, and the first of them.
+func conflictError(about string, conflicts []string) error {
 	const most = 5
 	n := len(conflicts)
 	switch {
@@ -242,7 +261,7 @@ func tunnelError(conflicts []string) error {
 	case n > most:
 		conflicts = append(slices.Clone(conflicts[:most]), fmt.Sprintf("and %d more", n-most))
 	}
-	return errors.New("no packets are sent to nodes with another's tunnel address: " + strings.Join(conflicts, "; "))
+	return errors.New(about + ": " + strings.Join(conflicts, "; "))
 }
 
 // fenced names the workloads without a route, for their addresses are

@@ -50,7 +50,7 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 	o, ok := r.blocks.Origin(p)
 	if ok {
 		switch {
-		case o.Node == r.nodes.Self:
+		case o.Node == r.nodes.Self && (inPool || !o.PodCIDR):
 			if c, ok := ownBlock(p, o, poolName); ok {
 				if covers {
 					c.Reason = errCovers(inside, insideAddr).Error()
@@ -157,8 +157,11 @@ func ownBlock(p netip.Prefix, o topology.Origin, poolName string) (Candidate, bo
 }
 
 func originType(o topology.Origin) string {
-	if o.Borrowed {
+	switch {
+	case o.Borrowed:
 		return "borrowed"
+	case o.PodCIDR:
+		return "podCIDR"
 	}
 	return "block"
 }

@@ -39,7 +39,7 @@ func (s *cniServer) Add(ctx context.Context, req *apiv1.AddRequest) (*apiv1.AddR
 		ID: id, Workload: workloadOf(req.GetWorkload()), Netns: req.GetNetns(), MTU: int(req.GetMtu()),
 		IPv4: req.GetAssignIpv4(), IPv6: req.GetAssignIpv6(),
 		IPv4Pools: req.GetIpv4Pools(), IPv6Pools: req.GetIpv6Pools(),
-		Forwarding: req.GetAllowIpForwarding(), Node: req.GetNode(),
+		Forwarding: req.GetAllowIpForwarding(), Node: req.GetNode(), PodCIDR: req.GetPodCidr(),
 	}
 	if r.Addresses, err = addrsOf("requested_ips", req.GetRequestedIps()); err != nil {
 		return nil, err

@@ -20,17 +20,22 @@ const MaxBlockBits = 12
 type Blocks struct {
 	table  *bart.Table[*cluster.Block]
 	byNode Index[string, netip.Prefix]
+
+	// Pod CIDRs of Nodes that count as their blocks do, in what no block says.
+	podCIDRs map[string][]netip.Prefix // by node
+	podNodes *bart.Table[[]string]     // the other way round, in order
 }
 
 // Origin says why the store wants a prefix to go to a node.
 type Origin struct {
 	Node     string
 	Borrowed bool // a single address within another node's block
+	PodCIDR  bool // Kubernetes gave it to the node
 }
 
 // NewBlocks returns no blocks yet.
 func NewBlocks() *Blocks {
-	return &Blocks{table: new(bart.Table[*cluster.Block]), byNode: NewIndex[string, netip.Prefix]()}
+	return &Blocks{table: new(bart.Table[*cluster.Block]), byNode: NewIndex[string, netip.Prefix](), podCIDRs: map[string][]netip.Prefix{}, podNodes: new(bart.Table[[]string])}
 }
 
 // Replace replaces the block of a prefix; nil: there is none any more. It returns the one
@@ -38,15 +43,51 @@ func NewBlocks() *Blocks {
 func (b *Blocks) Replace(cidr netip.Prefix, now *cluster.Block) (before *cluster.Block, changed []netip.Prefix) {
 	before, _ = b.table.Get(cidr)
 	affected := append(slices.Collect(prefixes(before)), slices.Collect(prefixes(now))...)
+	return before, b.change(affected, func() {
+		if now == nil {
+			b.table.Delete(cidr)
+		} else {
+			b.table.Insert(cidr, now)
+		}
+	})
+}
+
+// SetPodCIDRs replaces the pod CIDRs of a node that count as its blocks do. It returns the
+// prefixes that are another's now.
+func (b *Blocks) SetPodCIDRs(node string, cidrs []netip.Prefix) (changed []netip.Prefix) {
+	was := b.podCIDRs[node]
+	if slices.Equal(was, cidrs) {
+		return nil
+	}
+	return b.change(append(slices.Clone(was), cidrs...), func() {
+		for _, p := range was {
+			nodes, _ := b.podNodes.Get(p)
+			if nodes = slices.DeleteFunc(nodes, func(n string) bool { return n == node }); len(nodes) == 0 {
+				b.podNodes.Delete(p)
+			} else {
+				b.podNodes.Insert(p, nodes)
+			}
+		}
+		for _, p := range cidrs {
+			nodes, _ := b.podNodes.Get(p)
+			nodes = append(nodes, node)
+			slices.Sort(nodes)
+			b.podNodes.Insert(p, nodes)
+		}
+		if b.podCIDRs[node] = cidrs; len(cidrs) == 0 {
+			delete(b.podCIDRs, node)
+		}
+	})
+}
+
+// change makes a change by which some prefixes may become another's, and returns those
+// that do.
+func (b *Blocks) change(affected []netip.Prefix, apply func()) (changed []netip.Prefix) {
 	was := make([]Origin, len(affected))
 	for i, p := range affected {
 		was[i], _ = b.Origin(p)
 	}
-	if now == nil {
-		b.table.Delete(cidr)
-	} else {
-		b.table.Insert(cidr, now)
-	}
+	apply()
 	for i, p := range affected {
 		is, ok := b.Origin(p)
 		if is == was[i] || slices.Contains(affected[:i], p) {
@@ -60,10 +101,11 @@ func (b *Blocks) Replace(cidr netip.Prefix, now *cluster.Block) (before *cluster
 			b.byNode.Add(is.Node, p)
 		}
 	}
-	return before, changed
+	return changed
 }
 
-// Origin returns which node a prefix is of, by the smallest block that says so.
+// Origin returns which node a prefix is of, by the smallest block that says so, and else
+// by the Node that has it as a pod CIDR: of several all hosts take the same.
 func (b *Blocks) Origin(p netip.Prefix) (Origin, bool) {
 	for block := range b.covering(p) {
 		if !counts(block) {
@@ -78,18 +120,28 @@ func (b *Blocks) Origin(p netip.Prefix) (Origin, bool) {
 			return Origin{Node: block.Holder}, true
 		}
 	}
+	if len(b.podCIDRs) > 0 {
+		if nodes, ok := b.podNodes.Get(p); ok {
+			return Origin{Node: nodes[0], PodCIDR: true}, true
+		}
+	}
 	return Origin{}, false
 }
 
-// Holder returns the smallest block that a prefix is a part of, and the node that
-// holds the block. The prefix itself must be no block.
+// Holder returns the smallest block or pod CIDR that a prefix is a part of, and the node
+// that has it. The prefix itself must be neither.
 func (b *Blocks) Holder(p netip.Prefix) (block netip.Prefix, node string, ok bool) {
-	for block := range b.covering(p) {
-		if counts(block) && block.Holder != "" {
-			return block.CIDR, block.Holder, true
+	if len(b.podCIDRs) > 0 {
+		if cidr, nodes, found := b.podNodes.LookupPrefixLPM(p); found {
+			block, node, ok = cidr, nodes[0], true
 		}
 	}
-	return netip.Prefix{}, "", false
+	for around := range b.covering(p) {
+		if counts(around) && around.Holder != "" && (!ok || around.CIDR.Bits() >= block.Bits()) {
+			return around.CIDR, around.Holder, true
+		}
+	}
+	return block, node, ok
 }
 
 // Assigned returns to which node's tunnel device IPAM assigned an address; empty: to none.

@@ -132,10 +132,10 @@ func originAmong(have map[netip.Prefix]*cluster.Block, p netip.Prefix) (Origin, 
 			continue
 		}
 		if b.Holder != "" {
-			says[b.CIDR] = Origin{b.Holder, false}
+			says[b.CIDR] = Origin{b.Holder, false, false}
 		}
 		for _, l := range b.Borrowed {
-			says[Single(l.Addr)] = Origin{l.Node, true}
+			says[Single(l.Addr)] = Origin{l.Node, true, false}
 		}
 		if o, ok := says[p]; ok {
 			return o, true

@@ -34,6 +34,9 @@ type Config struct {
 	// changes.
 	Publish bool
 
+	// UsePodCIDR says that the ranges that Kubernetes gave Nodes are theirs, as blocks are.
+	UsePodCIDR bool
+
 	// WithoutBGP says that no best paths will ever come, so that the desired state is
 	// complete as soon as the store is in sync.
 	WithoutBGP bool
@@ -263,6 +266,7 @@ const turnSize = 1 << 12
 func (c *Core) Run(ctx context.Context) error {
 	l := &loop{table: newTable(c.cfg.Node), bgpSynced: c.cfg.WithoutBGP, unsure: map[dataplane.Key]struct{}{}, probes: time.NewTimer(gather)}
 	defer l.probes.Stop()
+	l.pods.on = c.cfg.UsePodCIDR
 	if c.cfg.DeferBGP > 0 {
 		l.holdEnd = time.Now().Add(c.cfg.DeferBGP)
 	}

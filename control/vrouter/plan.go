@@ -81,12 +81,15 @@ type facts struct {
 	underlay *dataplane.Underlay
 	paths    rib.State
 	measured encap.Measured
+
+	usePodCIDR bool
 }
 
 func (t *table) facts() *facts {
 	return &facts{
 		self: t.nodes.Self, nodes: maps.Clone(t.nodes.ByName), pools: maps.Clone(t.pools.ByName), blocks: t.blocks.List(), felix: maps.Clone(t.pools.Felix()),
 		underlay: t.network.Underlay, paths: t.rib.State(), measured: t.encap.Measured(),
+		usePodCIDR: t.pods.on,
 	}
 }
 
@@ -94,6 +97,7 @@ func (t *table) facts() *facts {
 // encapsulations is.
 func (f *facts) table() *table {
 	t := newTable(f.self)
+	t.pods.on = f.usePodCIDR
 	if f.underlay != nil {
 		t.setUnderlay(*f.underlay)
 	}

@@ -24,6 +24,8 @@ type table struct {
 	objects *desired.Objects
 	encap   *encap.Planner
 	rib     *rib.RIB
+
+	pods podCIDRs
 }
 
 func newTable(self string) *table {
@@ -45,6 +47,7 @@ func (t *table) apply(ch *cluster.Change) {
 	if ch.Err != nil {
 		return
 	}
+	t.pods.looked = false
 	switch ch.Key.Kind {
 	case store.KindNode:
 		n, _ := ch.Value.(*cluster.Node)
@@ -91,6 +94,13 @@ func (t *table) setNode(name string, n *cluster.Node) {
 	}
 	for a := range t.nodes.Replace(name, n) {
 		t.rib.MarkAround(a)
+	}
+	if t.pods.on {
+		var cidrs []netip.Prefix
+		if n != nil {
+			cidrs = n.PodCIDRs
+		}
+		t.rib.MarkOrigins(t.blocks.SetPodCIDRs(name, cidrs))
 	}
 	if t.encap.SetNode(name, old, n) {
 		t.rib.FollowAll()

@@ -41,7 +41,7 @@ func binDir(t *testing.T) string {
 
 // bringUp brings up hosts on the API server, with a Node for each as its kubelet
 // makes it.
-func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
+func bringUp(t *testing.T, suffix string, top lab.Topology, podCIDRs ...string) *cluster {
 	t.Helper()
 	open(t, convert.V3)
 	config, err := server.Kubeconfig("", kube.Token)
@@ -50,8 +50,9 @@ func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
 	}
 	top.Kubeconfig, top.APIGroup = config, string(convert.V3)
 	install(t)
-	return bringUpWith(t, suffix, top, func(file string) map[string]any {
+	return bringUpWith(t, suffix, top, podCIDRs, func(file string) map[string]any {
 		return map[string]any{
+			"ipam":      map[string]any{"usePodCIDR": len(podCIDRs) > 0},
 			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
 			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file, "apiGroup": convert.V3.APIVersion()}},
 			"cni":       map[string]any{"manage": true, "binDir": filepath.Join(t.TempDir(), "bin"), "confDir": filepath.Join(t.TempDir(), "net.d")},
@@ -61,14 +62,18 @@ func bringUp(t *testing.T, suffix string, top lab.Topology) *cluster {
 
 // bringUpWith brings up hosts with a Node each and a configuration of their own, by the file
 // with which each reaches the API: with the rights that the manifests give it, on its node.
-func bringUpWith(t *testing.T, suffix string, top lab.Topology, configOf func(kubeconfig string) map[string]any) *cluster {
+func bringUpWith(t *testing.T, suffix string, top lab.Topology, podCIDRs []string, configOf func(kubeconfig string) map[string]any) *cluster {
 	t.Helper()
 	top, err := top.Complete()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, n := range top.Nodes {
-		makeNode(t, n)
+		podCIDR := ""
+		if len(podCIDRs) > 0 {
+			podCIDR = podCIDRs[i] // one for each host
+		}
+		makeNode(t, n, podCIDR)
 		file, err := server.Kubeconfig("", token(t, n.Name))
 		if err != nil {
 			t.Fatal(err)
@@ -98,9 +103,13 @@ func bringUpWith(t *testing.T, suffix string, top lab.Topology, configOf func(ku
 }
 
 // makeNode makes the Node of a host as its kubelet does.
-func makeNode(t *testing.T, n lab.Node) {
+func makeNode(t *testing.T, n lab.Node, podCIDR string) {
 	t.Helper()
-	create(t, "/api/v1/nodes", fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q,"labels":{"kubernetes.io/hostname":%[1]q,"topology.kubernetes.io/zone":%q}}}`, n.Name, n.Rack))
+	spec := "{}"
+	if podCIDR != "" {
+		spec = fmt.Sprintf(`{"podCIDR":%q,"podCIDRs":[%[1]q]}`, podCIDR)
+	}
+	create(t, "/api/v1/nodes", fmt.Sprintf(`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q,"labels":{"kubernetes.io/hostname":%[1]q,"topology.kubernetes.io/zone":%q}},"spec":%s}`, n.Name, n.Rack, spec))
 	boot, err := bootid.Read()
 	if err != nil {
 		t.Fatal(err)

@@ -25,7 +25,7 @@ func TestEtcd(t *testing.T) {
 	pods := 0
 	top := lab.DefaultTopology(3)
 	top.Pods = &pods
-	c := bringUpWith(t, "e", top, func(file string) map[string]any {
+	c := bringUpWith(t, "e", top, nil, func(file string) map[string]any {
 		return map[string]any{
 			"kubernetes": map[string]any{"enabled": true},
 			"datastore":  map[string]any{"kubernetes": map[string]any{"kubeconfig": file}},

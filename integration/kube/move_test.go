@@ -24,7 +24,7 @@ func TestMove(t *testing.T) {
 	top := lab.DefaultTopology(3)
 	top.Pods = &pods
 	configs := map[string]map[string]any{}
-	c := bringUpWith(t, "m", top, func(file string) map[string]any {
+	c := bringUpWith(t, "m", top, nil, func(file string) map[string]any {
 		config := map[string]any{
 			"kubernetes": map[string]any{"enabled": true},
 			"datastore":  map[string]any{"kubernetes": map[string]any{"kubeconfig": file}},

@@ -169,6 +169,7 @@ type AddRequest struct {
 	Given             []string               `protobuf:"bytes,14,rep,name=given,proto3" json:"given,omitempty"`                                                     // addresses with lengths that another IPAM plugin gave: none is assigned
 	FloatingIps       []string               `protobuf:"bytes,15,rep,name=floating_ips,json=floatingIps,proto3" json:"floating_ips,omitempty"`                      // translated to the workload's own, of the same family
 	SourcePrefixes    []string               `protobuf:"bytes,16,rep,name=source_prefixes,json=sourcePrefixes,proto3" json:"source_prefixes,omitempty"`             // that it may send from, too
+	PodCidr           bool                   `protobuf:"varint,17,opt,name=pod_cidr,json=podCidr,proto3" json:"pod_cidr,omitempty"`                                 // the configuration wants addresses of the Node's pod CIDRs
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -313,6 +314,13 @@ func (x *AddRequest) GetSourcePrefixes() []string {
 		return x.SourcePrefixes
 	}
 	return nil
+}
+
+func (x *AddRequest) GetPodCidr() bool {
+	if x != nil {
+		return x.PodCidr
+	}
+	return false
 }
 
 type AddResponse struct {
@@ -1051,7 +1059,7 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\forchestrator\x18\x01 \x01(\tR\forchestrator\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x10\n" +
-	"\x03uid\x18\x04 \x01(\tR\x03uid\"\xa6\x04\n" +
+	"\x03uid\x18\x04 \x01(\tR\x03uid\"\xc1\x04\n" +
 	"\n" +
 	"AddRequest\x126\n" +
 	"\n" +
@@ -1076,7 +1084,8 @@ const file_control_api_v1_cni_proto_rawDesc = "" +
 	"\x03mac\x18\r \x01(\tR\x03mac\x12\x14\n" +
 	"\x05given\x18\x0e \x03(\tR\x05given\x12!\n" +
 	"\ffloating_ips\x18\x0f \x03(\tR\vfloatingIps\x12'\n" +
-	"\x0fsource_prefixes\x18\x10 \x03(\tR\x0esourcePrefixes\"\xb9\x01\n" +
+	"\x0fsource_prefixes\x18\x10 \x03(\tR\x0esourcePrefixes\x12\x19\n" +
+	"\bpod_cidr\x18\x11 \x01(\bR\apodCidr\"\xb9\x01\n" +
 	"\vAddResponse\x12%\n" +
 	"\x0ehost_interface\x18\x01 \x01(\tR\rhostInterface\x12\x19\n" +
 	"\bhost_mac\x18\x02 \x01(\tR\ahostMac\x12#\n" +
