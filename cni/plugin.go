@@ -198,6 +198,8 @@ func (p *plugin) attach(c *call, from delegated) error {
 		NamespaceLabels:   w.NamespaceLabels,
 		MAC:               w.MAC,
 		Given:             w.Given,
+		FloatingIPs:       w.Floating,
+		SourcePrefixes:    w.Sources,
 		PodCIDR:           c.IPAM.podCIDR(),
 	}, &resp)
 	var s *callError

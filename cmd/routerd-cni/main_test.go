@@ -297,6 +297,20 @@ func TestAdd(t *testing.T) {
 	}); !cmp.Equal(want, d.add, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
 		t.Errorf("request: %+v, want %+v", d.add, want)
 	}
+
+	// Without Kubernetes' API a pod's annotations come with the call.
+	succeed(t, invocation{verb: "ADD", conf: d.conf("1.0.0", map[string]any{"runtimeConfig": map[string]any{"io.kubernetes.cri.pod-annotations": map[string]string{
+		"cni.projectcalico.org/floatingIPs":           `["10.9.9.9"]`,
+		"cni.projectcalico.org/allowedSourcePrefixes": `["10.8.1.0/16"]`,
+	}}})})
+	if want := (attach.AddRequest{
+		ID:       attach.ID{Network: "net1", ContainerID: "0123456789abcdef", Interface: "eth0"},
+		Workload: attach.Workload{Orchestrator: "cni", Namespace: "default"},
+		Netns:    "/run/netns/pod1", IPv4: true,
+		Floating: []netip.Addr{netip.MustParseAddr("10.9.9.9")}, Sources: []string{"10.8.0.0/16"},
+	}); !cmp.Equal(want, d.add, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		t.Errorf("request: %+v, want %+v", d.add, want)
+	}
 }
 
 // TestAddFamilies: results of both families and of IPv6 alone, in every version,
