@@ -187,7 +187,7 @@ func TestPodWhileTheAPIIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPods(api, known.Spec.Node, &datastore{Store: etcd, timeout: time.Minute}, slog.New(slog.DiscardHandler))
-	for uid, want := range map[string]error{"u1": nil, "u2": ErrNotReady, "": ErrNotReady} {
+	for uid, want := range map[string]error{"u1": nil, "u2": store.ErrUnavailable, "": store.ErrUnavailable} {
 		req := AddRequest{Workload: Workload{Orchestrator: Kubernetes, Namespace: known.Namespace, Pod: known.Spec.Pod}, PodUID: uid}
 		_, got, err := p.complete(t.Context(), req)
 		switch {
