@@ -54,7 +54,7 @@ func (a datastoreCommands) setLocked(ctx context.Context, s store.Store, lock bo
 		did = "locked"
 	}
 	already := false
-	key := store.ResourceKey(store.KindClusterInformation, store.DefaultName)
+	key := clusterInformation()
 	_, err := store.Modify(ctx, s, key, func(cur store.Object) (any, error) {
 		if cur.Value == nil {
 			return nil, fmt.Errorf("%w: a daemon makes it when it starts", store.ErrNotFound)

@@ -170,8 +170,8 @@ func (c *Controller) datastoreSays(b store.Batch) {
 
 // note keeps what the datastore has of an object.
 func (c *Controller) note(o store.Object) {
-	if was, ok := c.have.objects[o.Key].Value.(*store.Node); ok {
-		name, _ := nodeRef(was)
+	if o.Key.Kind == store.KindNode {
+		name := c.kubeKey(o.Key).Name
 		if delete(c.refs[name], o.Key); len(c.refs[name]) == 0 {
 			delete(c.refs, name)
 		}
@@ -181,8 +181,8 @@ func (c *Controller) note(o store.Object) {
 		return
 	}
 	c.have.objects[o.Key] = o
-	if n, ok := o.Value.(*store.Node); ok {
-		name, _ := nodeRef(n)
+	if _, ok := o.Value.(*store.Node); ok {
+		name := c.kubeKey(o.Key).Name
 		if c.refs[name] == nil {
 			c.refs[name] = make(map[store.Key]bool)
 		}
@@ -202,15 +202,17 @@ func (c *Controller) current(key store.Key) store.Object {
 	return cur
 }
 
-// said returns what Kubernetes says of an object of the datastore; nil: nothing.
-func (c *Controller) said(key store.Key) any {
-	if key.Kind == store.KindNode {
-		if n, ok := c.have.objects[key].Value.(*store.Node); ok {
-			key.Name, _ = nodeRef(n)
-		}
+// kubeKey returns the key of what an object of the datastore is in Kubernetes: a Node may
+// have another name there.
+func (c *Controller) kubeKey(key store.Key) store.Key {
+	if n, ok := c.have.objects[key].Value.(*store.Node); ok {
+		key.Name, _ = nodeRef(n)
 	}
-	return c.want.objects[key].Value
+	return key
 }
+
+// said returns what Kubernetes says of an object of the datastore; nil: nothing.
+func (c *Controller) said(key store.Key) any { return c.want.objects[c.kubeKey(key)].Value }
 
 // op returns the write that is due of an object; none: it is as it should be.
 func (c *Controller) op(key store.Key) (op store.Op, due bool, err error) {
@@ -273,9 +275,7 @@ func (c *Controller) write(ctx context.Context) error {
 // gone asks the API whether a Node is not there, before it is deleted in the datastore with
 // all that this leads to.
 func (c *Controller) gone(ctx context.Context, key store.Key) (bool, error) {
-	if n, ok := c.have.objects[key].Value.(*store.Node); ok {
-		key.Name, _ = nodeRef(n)
-	}
+	key = c.kubeKey(key)
 	_, err := c.api.Get(ctx, key)
 	if errors.Is(err, store.ErrNotFound) {
 		return true, nil

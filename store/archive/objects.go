@@ -81,15 +81,11 @@ func Objects(ctx context.Context, s store.Store) ([]Entry, error) {
 		}
 		add(objects...)
 	}
-	for _, name := range secrets() {
-		o, err := s.Get(ctx, store.SecretKey(name))
-		if err != nil && !errors.Is(err, store.ErrNotFound) {
-			return nil, err
-		}
-		if err == nil {
-			add(o)
-		}
+	shared, err := objectsOf(ctx, s, store.KindSecret)
+	if err != nil {
+		return nil, err
 	}
+	add(slices.Collect(maps.Values(shared))...)
 	slices.SortFunc(out, func(a, b Entry) int { return cmp.Compare(a.Path, b.Path) })
 	return out, nil
 }
