@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -172,6 +173,25 @@ func (c *cluster) endpoints(nodes ...string) time.Time {
 	return asked
 }
 
+const mapsPath = "/api/v1/namespaces/default/configmaps"
+
+// write writes the ConfigMap "busy", which concerns no host, ten times a second until ctx ends.
+func (c *cluster) write(ctx context.Context) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if _, err := server.Do(ctx, http.MethodPatch, mapsPath+"/busy", "application/merge-patch+json", fmt.Appendf(nil, `{"data":{"n":"%d"}}`, n)); err != nil && ctx.Err() == nil {
+			c.t.Error(err)
+			return
+		}
+	}
+}
+
 // TestServices: a top-of-rack switch learns addresses of Services from where their
 // endpoints are, is told when these are about to go and when they have gone, and hears of
 // no restart.
@@ -221,23 +241,34 @@ spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{ci
 	c.announced("one has gone", "172.17.0.7/32", "node2")
 
 	// A restart of the daemon changes nothing: neither what the switch has, nor what it
-	// is told to do with it.
-	if err := c.Kill(t.Context(), "node2", unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Restart(t.Context(), "node2"); err != nil {
-		t.Fatal(err)
-	}
-	await.Until(t, "the session is up again, and all was told", func() error {
-		out, err := c.Output(t.Context(), "node2", filepath.Join(abs(t, binDir(t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node2"), "bgp", "advertised", "spine-node2", "172.17.0.7/32")
-		if err == nil && !strings.Contains(out, "Service default/web") {
-			err = fmt.Errorf("it advertises:\n%s", out)
+	// is told to do with it. That the API has nothing new to tell is found out as well while
+	// nothing is written as while much is.
+	create(t, mapsPath, `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"busy"}}`)
+	for _, busy := range []bool{false, true} {
+		ctx, quiet := context.WithCancel(t.Context())
+		var writing sync.WaitGroup
+		if busy {
+			writing.Go(func() { c.write(ctx) })
 		}
-		return err
-	})
-	c.announced("it is there after the restart", "172.17.0.7/32", "node2")
-	if n := log.gone(); n > 0 {
-		t.Errorf("the switch lost the route %d times while there was an endpoint", n)
+		if err := c.Kill(t.Context(), "node2", unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Restart(t.Context(), "node2"); err != nil {
+			t.Fatal(err)
+		}
+		await.Until(t, "the session is up again, and all was told", func() error {
+			out, err := c.Output(t.Context(), "node2", filepath.Join(abs(t, binDir(t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node2"), "bgp", "advertised", "spine-node2", "172.17.0.7/32")
+			if err == nil && !strings.Contains(out, "Service default/web") {
+				err = fmt.Errorf("it advertises:\n%s", out)
+			}
+			return err
+		})
+		c.announced("it is there after the restart", "172.17.0.7/32", "node2")
+		if n := log.gone(); n > 0 {
+			t.Errorf("busy %t: the switch lost the route %d times while there was an endpoint", busy, n)
+		}
+		quiet()
+		writing.Wait()
 	}
 
 	// The last endpoint terminates, and ends: not before that is the address withdrawn,

@@ -154,8 +154,8 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		if r.at != 0 {
 			r.allowed()
 		}
-		if (r.down || r.resumes) && r.at != 0 {
-			r.ask(ctx)
+		if (r.down || r.resumes) && r.at != 0 && r.unchanged(ctx) {
+			st.caughtUp()
 		}
 	}, func(e event) error {
 		err := st.take(e)
@@ -217,16 +217,28 @@ func (s *Store) events(ctx context.Context, path string, query url.Values, keep 
 	}
 }
 
-// ask makes the server look how far its datastore is. It sends a bookmark only
-// when that is further than the watch began, and where nothing is written it would
-// find out by itself in minutes.
-func (r *reader) ask(ctx context.Context) {
+// unchanged asks the server how far its datastore is, and reports whether that is no further
+// than the watch began: then there is nothing to be told, and no bookmark comes until
+// something is written. Where the datastore is further, the question makes the server find
+// that out, which it would by itself in minutes; its bookmark says when all is told.
+func (r *reader) unchanged(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, catchUp)
 	defer cancel()
-	_, err := r.s.api.once(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"limit": {"1"}}})
+	raw, err := r.s.api.once(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"limit": {"1"}}})
 	if err != nil {
 		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.source.Resource.String(), "error", err)
+		return false
 	}
+	var list struct {
+		Metadata struct {
+			ResourceVersion string `json:"resourceVersion"`
+		} `json:"metadata"`
+	}
+	if err := json.Unmarshal(raw, &list); err != nil {
+		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.source.Resource.String(), "error", err)
+		return false
+	}
+	return list.Metadata.ResourceVersion == strconv.FormatInt(int64(r.at), 10)
 }
 
 // judge says what the answer to a watch means.

@@ -298,13 +298,15 @@ func TestResumes(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		cluster store.Revision
+		at      int  // how far the server says that it is
 		gone    bool // the server has the changes no more
 		told    string
 		read    int // how often the state was asked for
 	}{
-		{"it goes on", 42, false, "10[a@5 b@9 d@10] synced", 0},
-		{"the changes are gone", 42, true, "20[x@20] synced", 1},
-		{"another cluster", 41, false, "20[x@20] synced", 1},
+		{"it goes on", 42, 10, false, "10[a@5 b@9 d@10] synced", 0},
+		{"nothing was written meanwhile, so there is no bookmark", 42, 7, false, "7[a@5 b@6 c@7] synced", 0},
+		{"the changes are gone", 42, 10, true, "20[x@20] synced", 1},
+		{"another cluster", 41, 10, false, "20[x@20] synced", 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -316,10 +318,10 @@ func TestResumes(t *testing.T) {
 						read++
 						return s.stream(req, false, line("ADDED", pool("x", 20, `"10.9.0.0/16"`)), bookmark(20, true))
 					case q.Get("watch") == "": // the server is asked how far it is
-						return answer(http.StatusOK, page1(10))
+						return answer(http.StatusOK, page1(tt.at))
 					case tt.gone:
 						return answer(http.StatusGone, refusal(410, "Expired", "too old resource version"))
-					case q.Get("resourceVersion") != "7":
+					case q.Get("resourceVersion") != "7", tt.at == 7:
 						return s.stream(req, false)
 					}
 					return s.stream(req, false,
@@ -332,7 +334,7 @@ func TestResumes(t *testing.T) {
 				later(time.Second)
 				got := collect(ch)
 				if text := told(got); text != tt.told {
-					t.Errorf("told %q, want %q", text, tt.told)
+					t.Fatalf("told %q, want %q", text, tt.told)
 				}
 				if last := got[len(got)-1].Places; last[pools] != got[len(got)-1].Revision || last[clusterPlace] != 42 {
 					t.Errorf("places %v", last)
