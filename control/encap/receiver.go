@@ -175,7 +175,7 @@ func (r *receiver) saw(f dataplane.Encap, accepts, uses set[dataplane.Encap]) bo
 	if f.Driver == dataplane.DriverDirect {
 		return true
 	}
-	if _, ok := r.devices[f]; ok {
+	if d, ok := r.devices[f]; ok && d.Err == nil && r.kernel[f].Err == nil {
 		return true
 	}
 	if _, ok := accepts[f]; ok {
