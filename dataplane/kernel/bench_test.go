@@ -71,7 +71,7 @@ func BenchmarkBareRoutes(b *testing.B) {
 		}
 		defer c.Close()
 		for b.Loop() {
-			send(c, func(m *builder, r dataplane.Route) { m.putRoute(r, false, DefaultProtocol, 0, false) })
+			send(c, func(m *builder, r dataplane.Route) { m.putRoute(r, create, DefaultProtocol, 0, false) })
 			b.StopTimer()
 			send(c, func(m *builder, r dataplane.Route) { m.deleteRoute(r.Key().(dataplane.RouteKey), 0, DefaultProtocol) })
 			b.StartTimer()

@@ -32,7 +32,9 @@
 //     only the entries that are wanted are.
 //
 // A foreign object is never changed. Where its key is the one that we want,
-// ours fails with an error that names both owners.
+// ours fails with an error that names both owners. Only the routes that Calico left
+// on a host are taken over, each replaced by ours in one step: those of Felix's
+// protocol, 80, and of protocols boot and bird those that lead where ours does.
 //
 // # Order
 //

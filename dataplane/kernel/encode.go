@@ -67,16 +67,13 @@ const (
 )
 
 // putRoute appends the message for r. A new route must not touch one that is
-// there; a known one is replaced in place, without a gap.
+// there (create); a known one, or one that is taken over, is replaced in place,
+// without a gap.
 //
 // A message without metrics lets IPv4 share the metrics of any route that uses
 // the same next hop (fib_find_info_nh in the kernel's source). With bare it
 // says that it has none; that costs a tenth of the speed.
-func (b *builder) putRoute(r dataplane.Route, known bool, protocol uint8, link int, bare bool) {
-	flags := uint16(create)
-	if known {
-		flags = replace
-	}
+func (b *builder) putRoute(r dataplane.Route, flags uint16, protocol uint8, link int, bare bool) {
 	scope, typ := byte(unix.RT_SCOPE_UNIVERSE), byte(unix.RTN_UNICAST)
 	switch {
 	case r.Type == dataplane.Blackhole:

@@ -70,9 +70,9 @@ func FuzzAddr(f *testing.F) {
 
 func FuzzRoute(f *testing.F) {
 	seedMessages(f, unix.RTM_GETROUTE, unix.AF_INET,
-		func(b *builder) { b.putRoute(route("10.0.0.0/8", 3), false, 77, 0, false) },
+		func(b *builder) { b.putRoute(route("10.0.0.0/8", 3), create, 77, 0, false) },
 		func(b *builder) {
-			b.putRoute(dataplane.Route{Prefix: pfx("fd20::/122"), Table: 254, NextHop: 3, MTU: 1300}, false, 77, 0, false)
+			b.putRoute(dataplane.Route{Prefix: pfx("fd20::/122"), Table: 254, NextHop: 3, MTU: 1300}, create, 77, 0, false)
 		})
 	seedMessages(f, unix.RTM_GETROUTE, unix.AF_INET6)
 	f.Fuzz(func(t *testing.T, b []byte) {

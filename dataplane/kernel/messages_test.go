@@ -16,7 +16,7 @@ import (
 // FuzzMessages feeds what cuts datagrams into messages what no kernel says.
 func FuzzMessages(f *testing.F) {
 	var b builder
-	b.putRoute(route("10.0.0.0/8", 3), false, 77, 0, false)
+	b.putRoute(route("10.0.0.0/8", 3), create, 77, 0, false)
 	b.deleteNextHop(5)
 	f.Add(b.Finish(1))
 	f.Add([]byte{16, 0, 0, 0, 2, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0})
@@ -44,7 +44,7 @@ func TestParsersReadWhatWeWrite(t *testing.T) {
 			NextHop: dataplane.NextHopID(rapid.Uint32Range(1, 1<<32-1).Draw(t, "nh")),
 		}
 		p.Prefix, _ = nl.Value(a4).Addr().Prefix(bits)
-		b.putRoute(p, rapid.Bool().Draw(t, "known"), 77, 0, false)
+		b.putRoute(p, rapid.SampledFrom([]uint16{create, replace, createReplace}).Draw(t, "flags"), 77, 0, false)
 		r, ok := parseRoute(b.Message(0)[nl.Header:])
 		want := fibRoute{key: p.Key().(dataplane.RouteKey), protocol: 77, typ: unix.RTN_UNICAST, nh: p.NextHop}
 		if !ok || r.key != want.key || r.protocol != 77 || r.typ != want.typ || r.nh != want.nh || r.extra {
@@ -79,8 +79,8 @@ func TestRefusalTellsWhatTheKernelSaid(t *testing.T) {
 		defer c.Close()
 		// Three messages, of which the first and the last are refused.
 		var b builder
-		b.putRoute(route("10.0.0.0/8", 5), false, 77, 0, false)
-		b.putRoute(dataplane.Route{Prefix: pfx("10.0.0.0/8"), Table: 254, Type: dataplane.Blackhole}, false, 77, 0, false)
+		b.putRoute(route("10.0.0.0/8", 5), create, 77, 0, false)
+		b.putRoute(dataplane.Route{Prefix: pfx("10.0.0.0/8"), Table: 254, Type: dataplane.Blackhole}, create, 77, 0, false)
 		b.deleteNextHop(5)
 		errs, err := c.Batch(&b.Batch, nil)
 		if err != nil {

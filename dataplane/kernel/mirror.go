@@ -139,14 +139,18 @@ func (m *mirror) dropRoutes(gone func(*fibRoute) bool) []dataplane.Key {
 	return freed
 }
 
-// foreignRoute returns the route of another protocol that has the key k.
-func (m *mirror) foreignRoute(k dataplane.RouteKey) (fibRoute, bool) {
-	for _, r := range m.routes[k] {
-		if r.tos == 0 {
-			return r, true
+// foreignRoute returns a route of another protocol that has the key k, nil: there is
+// none, and whether it is the only one.
+func (m *mirror) foreignRoute(k dataplane.RouteKey) (r *fibRoute, alone bool) {
+	for i := range m.routes[k] {
+		if have := &m.routes[k][i]; have.tos == 0 {
+			if r != nil {
+				return r, false
+			}
+			r = have
 		}
 	}
-	return fibRoute{}, false
+	return r, true
 }
 
 // underlay renders the mirror for the core.

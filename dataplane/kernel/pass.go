@@ -416,8 +416,9 @@ func (wr *writer) encodeRoute(b *builder, o op, w dataplane.Route) *result {
 	if err := validateRoute(w); err != nil {
 		return &result{Outcome: reconcile.Refused, Err: err}
 	}
-	if s, ok := wr.mirror.foreignRoute(o.Key.routeKey()); ok {
-		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key.whole(), s.protocol, wr.cfg.Protocol}}
+	over, alone := wr.mirror.foreignRoute(o.Key.routeKey())
+	if over != nil && (o.Exists || !alone || !wr.takesOver(over, w)) {
+		return &result{Outcome: reconcile.Refused, Err: &ClashError{o.Key.whole(), over.protocol, wr.cfg.Protocol}}
 	}
 	link := 0
 	switch {
@@ -439,7 +440,14 @@ func (wr *writer) encodeRoute(b *builder, o op, w dataplane.Route) *result {
 		wr.hops.measured[w.NextHop] = struct{}{}
 	}
 	_, bare := wr.hops.measured[w.NextHop]
-	b.putRoute(w, o.Exists && !wr.hops.wasFlushed(o.Have.hop()), wr.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
+	flags := uint16(create)
+	switch {
+	case over != nil:
+		flags = createReplace // it may have gone since
+	case o.Exists && !wr.hops.wasFlushed(o.Have.hop()):
+		flags = replace
+	}
+	b.putRoute(w, flags, wr.cfg.Protocol, link, bare && w.MTU == 0 && w.NextHop != 0)
 	return nil
 }
 
@@ -467,6 +475,9 @@ func (w waiting) take(what dataplane.Key) []dataplane.Key {
 func (wr *writer) judgePut(o op, err error) result {
 	switch {
 	case err == nil:
+		if o.Key.kind() == dataplane.KindRoute && !o.Exists {
+			wr.tookOver(o.Key.routeKey())
+		}
 		return wr.madeGroup(o)
 	case errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENETDOWN):
 		// It went after we looked: looking again finds out what to wait for.

@@ -1,0 +1,61 @@
+package kernel
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/dataplane"
+)
+
+// What Calico's routes carry as their protocol: Felix's own number, and, of BIRD and of
+// the routes to workloads and through vxlan.calico (deviceRouteProtocol), two that
+// others use as well.
+const (
+	protocolCalico = 80
+	protocolBIRD   = unix.RTPROT_BIRD
+	protocolBoot   = unix.RTPROT_BOOT
+)
+
+// takesOver reports whether a new route of ours replaces the foreign one that has its
+// key, in one step and so without a gap: where Calico ran on this host before. What
+// carries Felix's number goes whatever it says; of the others only what sends packets
+// where ours does, so that nothing but the owner changes.
+func (wr *writer) takesOver(r *fibRoute, w dataplane.Route) bool {
+	switch r.protocol {
+	case protocolCalico:
+		return true
+	case protocolBIRD, protocolBoot:
+		return wr.doesAs(r, w)
+	}
+	return false
+}
+
+// doesAs reports whether a route in the kernel does with packets what w would.
+func (wr *writer) doesAs(r *fibRoute, w dataplane.Route) bool {
+	if w.Type == dataplane.Blackhole {
+		return r.typ == unix.RTN_BLACKHOLE
+	}
+	if r.typ != unix.RTN_UNICAST || len(r.legs) != 1 {
+		return false
+	}
+	want := dataplane.NextHop{Link: w.Link}
+	if w.NextHop != 0 {
+		have, _ := wr.want.Have(dataplane.NextHopKey{ID: w.NextHop})
+		hop, ok := have.(dataplane.NextHop)
+		if !ok {
+			return false
+		}
+		want = hop
+	}
+	l := wr.mirror.link(want.Link)
+	return l != nil && r.legs[0].link == l.index && r.legs[0].gateway == want.Gateway
+}
+
+// tookOver notes that a new route of ours is there: a foreign one that had its key was
+// replaced by it. The kernel's notice of that does not say which it replaced.
+func (wr *writer) tookOver(k dataplane.RouteKey) {
+	if over, _ := wr.mirror.foreignRoute(k); over != nil {
+		wr.log.Debug("route taken over from Calico", "route", k.String(), "protocol", protocolName(over.protocol))
+		wr.mirror.deleteRoute(*over)
+		wr.underlay.changed()
+	}
+}
