@@ -1,10 +1,8 @@
 package kube
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -14,7 +12,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"k8s.io/client-go/transport"
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube/convert"
@@ -22,9 +19,9 @@ import (
 
 // Config says which API to use, and as whom.
 type Config struct {
-	// Kubeconfig is a file as kubectl's, or several as in $KUBECONFIG. Files that
-	// it names are read again when they change. Without it and Server this is a pod,
-	// and its service account is used.
+	// Kubeconfig is a file as kubectl's, or several as in $KUBECONFIG. They and the files
+	// that they name are read again when they change. Without it and Server this is a pod,
+	// and its service account is used, which is read again too.
 	Kubeconfig string
 
 	// Context is the context of Kubeconfig; empty: its current one.
@@ -75,48 +72,6 @@ const (
 	pingAfter   = 5 * time.Second
 	pingTimeout = 5 * time.Second
 )
-
-// transportOf returns how requests reach the API, and the URL before their paths.
-func (c Config) transportOf(dialer *dialer) (http.RoundTripper, string, error) {
-	conf, err := c.restConfig()
-	if err != nil {
-		return nil, "", fmt.Errorf("open the Kubernetes API: %w: %w", store.ErrInvalid, err)
-	}
-	if conf.Host == "" {
-		return nil, "", fmt.Errorf("open the Kubernetes API: %w: %s names no server: set clusters[].cluster.server there", store.ErrInvalid, c.Kubeconfig)
-	}
-	conf.UserAgent = cmp.Or(c.UserAgent, "routerd")
-	base, _, err := rest.DefaultServerUrlFor(conf)
-	if err != nil {
-		return nil, "", fmt.Errorf("open the Kubernetes API: %w: server %q: %w", store.ErrInvalid, conf.Host, err)
-	}
-	tc, err := conf.TransportConfig()
-	if err != nil {
-		return nil, "", fmt.Errorf("open the Kubernetes API: %w: %w", store.ErrInvalid, err)
-	}
-	tc.TLS.ReloadTLSFiles = tc.TLS.CertFile != "" && len(tc.TLS.CertData) == 0
-	tls, err := transport.TLSConfigFor(tc)
-	if err != nil {
-		return nil, "", fmt.Errorf("open the Kubernetes API: %w: %w", store.ErrInvalid, err)
-	}
-	http2 := new(http.Protocols)
-	http2.SetHTTP1(true)
-	http2.SetHTTP2(true)
-	rt, err := transport.HTTPWrappersForConfig(tc, &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         dialer.dial,
-		TLSClientConfig:     tls,
-		TLSHandshakeTimeout: 2 * dialTimeout,
-		Protocols:           http2,
-		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
-		MaxIdleConnsPerHost: 16,
-		IdleConnTimeout:     90 * time.Second,
-	})
-	if err != nil {
-		return nil, "", fmt.Errorf("open the Kubernetes API: %w: %w", store.ErrInvalid, err)
-	}
-	return rt, base.Scheme + "://" + base.Host + trimSlash(base.Path), nil
-}
 
 // namespaceFile is where a pod finds its namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"

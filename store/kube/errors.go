@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,11 +34,30 @@ func (s *Store) explain(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	case errors.As(err, &st):
 		kind, hint := st.kind()
+		if st.code == http.StatusUnauthorized {
+			hint = ": " + s.user() + " is refused: it may have expired, or be of another cluster. It is read again when it changes"
+		}
 		return &callError{kind, fmt.Sprintf("%s: %s%s", s.api.base, st.message, hint), err}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &callError{store.ErrUnavailable, s.api.base + ": no answer in time", err}
 	}
-	return &callError{store.ErrUnavailable, s.api.base + ": " + diagnose(err), err}
+	return &callError{store.ErrUnavailable, s.api.base + ": " + s.diagnose(err), err}
+}
+
+// user says in words what shows who asks.
+func (s *Store) user() (user string) {
+	if s.describe != nil {
+		user, _ = s.describe()
+	}
+	return cmp.Or(user, "the token or certificate")
+}
+
+// authority says in words by what the server's certificate is judged.
+func (s *Store) authority() (authority string) {
+	if s.describe != nil {
+		_, authority = s.describe()
+	}
+	return cmp.Or(authority, "that of the system")
 }
 
 // kind says which of package store's errors an answer is, and what to do about
@@ -54,8 +74,6 @@ func (e *statusError) kind() (kind error, hint string) {
 	case http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusMethodNotAllowed,
 		http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
 		return store.ErrInvalid, ""
-	case http.StatusUnauthorized:
-		return store.ErrUnavailable, ": the token or certificate is refused: it may have expired, or be of another cluster"
 	case http.StatusForbidden:
 		return store.ErrUnavailable, fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in configs/kubernetes/base/account.yaml: apply that", e.verb(), e.req.path)
 	}
@@ -84,12 +102,12 @@ func isCode(err error, code int) bool {
 }
 
 // diagnose says what the failure of a connection means.
-func diagnose(err error) string {
+func (s *Store) diagnose(err error) string {
 	text := err.Error()
 	for _, c := range []struct{ part, meaning string }{
 		{"connection refused", "connection refused: is the API server running there?"},
 		{"no such host", "the host name cannot be resolved"},
-		{"certificate signed by unknown authority", "the server's certificate is signed by an unknown authority: set the certificate authority of the kubeconfig to the one that signed it"},
+		{"certificate signed by unknown authority", "the server's certificate is signed by an unknown authority: the one that counts is " + s.authority() + ". Set it to the one that signed the certificate"},
 		{"certificate has expired or is not yet valid", "the server's certificate has expired or is not yet valid: renew it, or mend this host's clock"},
 		{"x509: certificate is valid for", "the server's certificate is for other names: " + text},
 		{"i/o timeout", "no answer: the host is down or a firewall drops the packets"},

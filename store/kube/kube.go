@@ -29,8 +29,9 @@ const pageSize = 500
 type Store struct {
 	store.KeyLocks
 
-	api client
-	log *slog.Logger
+	api      client
+	describe func() (user, authority string) // of the credentials, for people; may be nil
+	log      *slog.Logger
 
 	others    []string // servers beside the configured one
 	native    bool     // see Config.NativeOnly
@@ -52,13 +53,17 @@ type Store struct {
 // [store.ErrInvalid]. It does not need the API server to be there.
 func Open(c Config) (*Store, error) {
 	d := &dialer{configured: c.Servers}
-	rt, base, err := c.transportOf(d)
+	log := c.Logger
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	cr, err := newCredentials(c, d, log)
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{api: client{http: &http.Client{Transport: rt}, base: base}, log: c.Logger, setting: c.APIGroup, namespace: c.namespace(), others: c.Servers, native: c.NativeOnly}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
+	s := &Store{
+		api: client{http: &http.Client{Transport: cr}, base: cr.base}, describe: cr.describe, log: log,
+		setting: c.APIGroup, namespace: c.namespace(), others: c.Servers, native: c.NativeOnly,
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if c.ServersFile != "" {
