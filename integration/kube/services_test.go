@@ -157,17 +157,33 @@ func endpointSlice(nodes ...string) string {
 	var l []string
 	for _, n := range nodes {
 		name, leaving := strings.CutPrefix(n, "-")
-		l = append(l, fmt.Sprintf(`{"addresses":["10.1.0.1%s"],"nodeName":%q,"conditions":{"ready":%v,"serving":true,"terminating":%v}}`, name[len(name)-1:], name, !leaving, leaving))
+		l = append(l, endpoint(name, "10.1.0.1"+name[len(name)-1:], leaving))
 	}
+	return sliceOf(l)
+}
+
+// endpoint is one that is ready or, leaving, terminates and serves yet.
+func endpoint(node, addr string, leaving bool) string {
+	return fmt.Sprintf(`{"addresses":[%q],"nodeName":%q,"conditions":{"ready":%v,"serving":true,"terminating":%v}}`, addr, node, !leaving, leaving)
+}
+
+// sliceOf is a slice of the Service "web".
+func sliceOf(endpoints []string) string {
 	return `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"web-1","labels":{"kubernetes.io/service-name":"web"}},` +
-		`"addressType":"IPv4","ports":[{"port":80}],"endpoints":[` + strings.Join(l, ",") + `]}`
+		`"addressType":"IPv4","ports":[{"port":80}],"endpoints":[` + strings.Join(endpoints, ",") + `]}`
 }
 
 // endpoints writes the slice, and says when it asked for that.
 func (c *cluster) endpoints(nodes ...string) time.Time {
 	c.t.Helper()
+	return c.patchSlice(endpointSlice(nodes...))
+}
+
+// patchSlice writes the slice of the Service "web", and says when it asked for that.
+func (c *cluster) patchSlice(text string) time.Time {
+	c.t.Helper()
 	asked := time.Now()
-	if _, err := server.Do(c.t.Context(), http.MethodPatch, slicesPath+"/web-1", "application/merge-patch+json", []byte(endpointSlice(nodes...))); err != nil {
+	if _, err := server.Do(c.t.Context(), http.MethodPatch, slicesPath+"/web-1", "application/merge-patch+json", []byte(text)); err != nil {
 		c.t.Fatal(err)
 	}
 	return asked

@@ -25,8 +25,12 @@ func birdConfig(t Topology, dir string, dropped ...netip.Prefix) string {
 	fmt.Fprintf(&b, "log %q all;\n", filepath.Join(dir, "bird.log"))
 	fmt.Fprintf(&b, "router id %s;\n", spineRouterID(t))
 	b.WriteString("protocol device { scan time 10; }\n")
+	merge, filter := "", "all"
+	if t.Spine.ECMP {
+		merge, filter = "merge paths on; ", "filter { if (65535, 0) ~ bgp_community then bgp_local_pref = 0; accept; }"
+	}
 	for _, f := range []string{"ipv4", "ipv6"} {
-		fmt.Fprintf(&b, "protocol kernel { %s { import none; export where source = RTS_BGP || source = RTS_STATIC; }; }\n", f)
+		fmt.Fprintf(&b, "protocol kernel { %s%s { import none; export where source = RTS_BGP || source = RTS_STATIC; }; }\n", merge, f)
 		fmt.Fprintf(&b, "protocol static { %s;\n", f)
 		for _, p := range dropped {
 			if p.Addr().Is6() == (f == "ipv6") {
@@ -40,9 +44,9 @@ func birdConfig(t Topology, dir string, dropped ...netip.Prefix) string {
 	connect retry time 2;
 	error wait time 1, 4;
 	debug { states, events };
-	%s { import all; export all; };
+	%s { import %s; export all; };
 }
-`, f, t.Spine.ASNumber, f)
+`, f, t.Spine.ASNumber, f, filter)
 	}
 	for _, n := range t.Nodes {
 		rack, _ := t.rack(n.Rack)

@@ -87,6 +87,10 @@ type Spine struct {
 	// top-of-rack switch would. Default: when the pool is not encapsulated.
 	BGP      *bool  `json:"bgp,omitempty"`
 	ASNumber uint32 `json:"asNumber,omitempty"` // default 64999
+
+	// ECMP has the spine share traffic, by flows, among the nodes with the best paths of a
+	// prefix, and leave those that are about to go (GRACEFUL_SHUTDOWN, RFC 8326).
+	ECMP bool `json:"ecmp,omitempty"`
 }
 
 // What a topology that says nothing consists of.

@@ -50,6 +50,15 @@ func buildUnderlay(ctx context.Context, lab string, t Topology) error {
 			return err
 		}
 	}
+	if t.Spine.ECMP { // flows are told apart by their ports too
+		policies := map[string]string{"net/ipv4/fib_multipath_hash_policy": "1"}
+		if t.Underlay.has6() {
+			policies["net/ipv6/fib_multipath_hash_policy"] = "1"
+		}
+		if err := setSysctls(spine.name, policies); err != nil {
+			return err
+		}
+	}
 	for i, r := range t.Racks {
 		var err error
 		if r.translated() {
