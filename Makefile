@@ -214,6 +214,21 @@ test-package: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Install, upgrade, stop a
 	$(GO) build -o $(BIN)/ ./integration/vm/cmd/vmrun
 	$(GO) test -count=1 -timeout 25m -v -exec '$(BIN)/vmrun --systemd --env ROUTERD_STAGE=vm --file $(PACKAGES):/opt/packages --timeout 25m' ./integration/packages
 
+# The second time in another place and without a build cache, so that neither is in the packages. The tools are those of this
+# tree: a new copy's module files are younger than they are.
+.PHONY: test-reproducible
+test-reproducible: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Make the packages of the last commit twice, in two copies of the tree, and compare those of both architectures
+	@.ci/deps package
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	for copy in one another; do \
+		git clone -q . "$$tmp/$$copy"; \
+		echo "packages: $$copy"; \
+		$(MAKE) -s --no-print-directory -C "$$tmp/$$copy" package CACHE=$(CACHE) -o $(TOOLS)/nfpm -o $(TOOLS)/cyclonedx-gomod >/dev/null; \
+		export GOCACHE="$$tmp/cache"; \
+	done; \
+	diff "$$tmp/one/dist/SHA256SUMS" "$$tmp/another/dist/SHA256SUMS" || { echo 'test-reproducible: two builds of one commit are not the same bytes' >&2; exit 1; }; \
+	cat "$$tmp/one/dist/SHA256SUMS"
+
 .PHONY: kubernetes
 kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
 	@.ci/deps kubernetes
