@@ -2,17 +2,38 @@ package dataplane
 
 import "net/netip"
 
-// ProbeTarget is a path to a peer that is to be measured: the underlay between
-// the two hosts or, with [ProbeTarget.Tunnel], what a tunnel over it delivers.
-// What was found is a [Reach] and a [Delivery]. ProbeTargets are comparable.
+// ProbeTarget is a peer to which a path is to be measured: the underlay between
+// the two hosts or, with [ProbePath.Tunnel], what a tunnel over it delivers.
+// What was found is a [Reach] and a [Delivery].
 type ProbeTarget struct {
-	Node   string
-	Family Family // of the underlay
-	Uplink string // this host's device towards it
+	// ProbePath is what does not depend on the peer. Thousands of peers have the same,
+	// which is kept once: nobody changes it.
+	*ProbePath
 
-	Local      netip.Prefix // this host's own address on the underlay, with its subnet's length
-	Registered netip.Addr   // the peer's own address there
-	Public     netip.Addr   // what the peer publishes for hosts that cannot reach that; may be invalid
+	Node       string
+	Registered netip.Addr // the peer's own address on the underlay
+	Public     netip.Addr // what the peer publishes for hosts that cannot reach that; may be invalid
+
+	// Peer is where the peer answers inside the tunnel.
+	Peer netip.Addr
+	// Gateway on the tunnel's device leads to Peer, where the kernel needs a route to
+	// use it: for IPv6, and into tunnels in IPv6. Not valid: the kernel takes Peer to be
+	// on the device.
+	Gateway netip.Addr
+}
+
+// Equal reports whether the same is to be measured in the same way.
+func (t ProbeTarget) Equal(o ProbeTarget) bool {
+	same := t.ProbePath == o.ProbePath || t.ProbePath != nil && o.ProbePath != nil && *t.ProbePath == *o.ProbePath
+	t.ProbePath, o.ProbePath = nil, nil
+	return same && t == o
+}
+
+// ProbePath is this host's side of what is measured.
+type ProbePath struct {
+	Family Family       // of the underlay
+	Uplink string       // this host's device towards the peer
+	Local  netip.Prefix // this host's own address on the underlay, with its subnet's length
 
 	// Encap is what is probed. For the underlay it has no VNI; the zero value is
 	// a peer to which no tunnel goes: only the neighbour table is asked.
@@ -20,18 +41,12 @@ type ProbeTarget struct {
 	Tunnel ProbeTunnel // zero: the underlay is probed
 }
 
-// ProbeTunnel is the tunnel of a [ProbeTarget], with both ends.
+// ProbeTunnel is this host's end of the tunnel of a [ProbeTarget].
 type ProbeTunnel struct {
 	Inner Family // of the packets inside
 	Link  string // the tunnel's device on this host
 	MTU   int    // of the device, bytes
 	Local netip.Addr
-	Peer  netip.Addr // where the peer answers inside the tunnel
-
-	// Gateway on Link leads to Peer, where the kernel needs a route to use a
-	// device: for IPv6, and into tunnels in IPv6. Not valid: the kernel takes Peer
-	// to be on Link.
-	Gateway netip.Addr
 
 	// InUse says that packets of workloads go this way; else they are to.
 	InUse bool

@@ -9,6 +9,12 @@ import (
 	"github.com/routerd/routerd/dataplane/direct"
 )
 
+// plainPath is how plain packets would go to a node.
+type plainPath struct {
+	dataplane.ProbeTunnel
+	peer, gateway netip.Addr
+}
+
 // plainProbe is what is to be measured of plain packets to a node while a pool moves to
 // them: moved lists what it has moved to before. Without a gateway nothing is known by
 // which they would leave.
@@ -17,23 +23,24 @@ import (
 // pools' blocks as those of workloads are, and local to the hosts while the tunnels may
 // be in use. It reports false where there is nothing to measure: no change is under way,
 // the node has no prober, as Calico's have none, or one of the two has no such address.
-func (s *sender) plainProbe(k Key, outer dataplane.Family, moved []dataplane.Encap) (tun dataplane.ProbeTunnel, ok bool) {
+func (s *sender) plainProbe(k Key, outer dataplane.Family, moved []dataplane.Encap) (p plainPath, ok bool) {
 	plain := dataplane.Encap{Driver: dataplane.DriverDirect}
 	from := slices.IndexFunc(moved, func(f dataplane.Encap) bool { return f != plain })
 	n, self := s.nodes.ByName[k.Node], s.nodes.Own()
 	if from < 0 || n == nil || self == nil || !n.Encaps.Published || !s.accepts(plain) || !canAccept(n.Encaps, plain) {
-		return tun, false
+		return p, false
 	}
 	driver := moved[from].Driver
-	tun = dataplane.ProbeTunnel{Inner: k.Family, InUse: s.paths[k].Encap == plain, Local: tunnelAddr(self, k.Family, driver), Peer: tunnelAddr(n, k.Family, driver)}
-	if !tun.Local.IsValid() || !tun.Peer.IsValid() {
-		return tun, false
+	p.Inner, p.InUse = k.Family, s.paths[k].Encap == plain
+	p.Local, p.peer = tunnelAddr(self, k.Family, driver), tunnelAddr(n, k.Family, driver)
+	if !p.Local.IsValid() || !p.peer.IsValid() {
+		return p, false
 	}
-	tun.Gateway, tun.Link = s.plainHop(k, outer, tun.Peer)
-	if l, ok := s.network.Device(tun.Link); ok {
-		tun.MTU = l.MTU
+	p.gateway, p.Link = s.plainHop(k, outer, p.peer)
+	if l, ok := s.network.Device(p.Link); ok {
+		p.MTU = l.MTU
 	}
-	return tun, true
+	return p, true
 }
 
 // tunnelAddr is an address that a node has inside its tunnels, of the driver's if it has

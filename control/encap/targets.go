@@ -14,11 +14,19 @@ type probeTargets struct {
 	*sender
 	plainTo  set[string]                        // nodes to which plain packets are measured
 	targeted map[string][]dataplane.ProbeTarget // by node
+	shared   map[dataplane.ProbePath]*dataplane.ProbePath
 	usual    map[dataplane.Family]dataplane.Encap
 }
 
+// maxShared bounds the paths that are kept for the next targets: a host has few, and those
+// of before go when there are as many.
+const maxShared = 64
+
 func newProbeTargets(s *sender) *probeTargets {
-	return &probeTargets{sender: s, plainTo: set[string]{}, targeted: map[string][]dataplane.ProbeTarget{}, usual: map[dataplane.Family]dataplane.Encap{}}
+	return &probeTargets{
+		sender: s, plainTo: set[string]{}, targeted: map[string][]dataplane.ProbeTarget{},
+		shared: map[dataplane.ProbePath]*dataplane.ProbePath{}, usual: map[dataplane.Family]dataplane.Encap{},
+	}
 }
 
 // Targets lists what is to be measured, by node and family, each underlay
@@ -35,7 +43,7 @@ func (t *probeTargets) Targets() ([]dataplane.ProbeTarget, bool) {
 	changed := false
 	for name := range t.retarget {
 		now := t.targetsOf(name)
-		if slices.Equal(now, t.targeted[name]) {
+		if slices.EqualFunc(now, t.targeted[name], dataplane.ProbeTarget.Equal) {
 			continue
 		}
 		changed = true
@@ -101,25 +109,25 @@ func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
 		if !ok {
 			continue
 		}
-		base := dataplane.ProbeTarget{
-			Node: name, Family: w.Outer, Uplink: h.Uplink, Local: h.Addr, Registered: n.Addr.Of(w.Outer).Addr(), Encap: t.usual[w.Outer],
-		}
-		if a := n.Public.Of(w.Outer); a != base.Registered {
-			base.Public = a
+		underlay := dataplane.ProbePath{Family: w.Outer, Uplink: h.Uplink, Local: h.Addr, Encap: t.usual[w.Outer]}
+		peer := dataplane.ProbeTarget{Node: name, Registered: n.Addr.Of(w.Outer).Addr()}
+		if a := n.Public.Of(w.Outer); a != peer.Registered {
+			peer.Public = a
 		}
 		list := tunnels[w.Outer]
 		if list == nil {
-			list = append(list, base)
+			list = append(list, along(underlay, peer))
 		}
 		for _, f := range []dataplane.Encap{w.Encap, w.Wanted} {
-			if tg := base; t.tunnel(&tg, k, w, f) {
+			if tg := along(underlay, peer); t.tunnel(&tg, k, w, f) {
 				list = append(list, tg)
 			}
 		}
-		if tun, ok := t.plainProbe(k, w.Outer, t.movedEncaps(p, n, w.Outer)); ok && w.Wanted.Driver == dataplane.DriverDirect {
+		if plain, ok := t.plainProbe(k, w.Outer, t.movedEncaps(p, n, w.Outer)); ok && w.Wanted.Driver == dataplane.DriverDirect {
 			t.plainTo[name] = struct{}{}
-			if tg := base; tun.Gateway.IsValid() {
-				tg.Encap, tg.Tunnel = w.Wanted, tun
+			if plain.gateway.IsValid() {
+				tg := along(underlay, peer)
+				tg.Encap, tg.Tunnel, tg.Peer, tg.Gateway = w.Wanted, plain.ProbeTunnel, plain.peer, plain.gateway
 				list = append(list, tg)
 			}
 		}
@@ -131,7 +139,28 @@ func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
 			out = append(out, sortTargets(list[0], list[1:])...)
 		}
 	}
+	for i, tg := range out {
+		out[i].ProbePath = t.kept(*tg.ProbePath)
+	}
 	return out
+}
+
+// along is a peer with a path of its own, which may be changed until it is kept.
+func along(p dataplane.ProbePath, peer dataplane.ProbeTarget) dataplane.ProbeTarget {
+	peer.ProbePath = &p
+	return peer
+}
+
+// kept returns the one path of all targets that have the same.
+func (t *probeTargets) kept(p dataplane.ProbePath) *dataplane.ProbePath {
+	if one, ok := t.shared[p]; ok {
+		return one
+	}
+	if len(t.shared) >= maxShared {
+		clear(t.shared)
+	}
+	t.shared[p] = &p
+	return &p
 }
 
 // sortTargets orders the tunnels over one underlay, and has the underlay probed
@@ -148,7 +177,7 @@ func sortTargets(underlay dataplane.ProbeTarget, tunnels []dataplane.ProbeTarget
 	}
 	// While the address of one of the two devices is not known nothing can be
 	// sent that way.
-	tunnels = slices.DeleteFunc(tunnels, func(t dataplane.ProbeTarget) bool { return !t.Tunnel.Local.IsValid() || !t.Tunnel.Peer.IsValid() })
+	tunnels = slices.DeleteFunc(tunnels, func(t dataplane.ProbeTarget) bool { return !t.Tunnel.Local.IsValid() || !t.Peer.IsValid() })
 	return append([]dataplane.ProbeTarget{underlay}, tunnels...)
 }
 
@@ -164,25 +193,26 @@ func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k Key, w Path, f datapl
 	if err != nil {
 		return false
 	}
-	tun := dataplane.ProbeTunnel{Inner: k.Family, InUse: w.Encap == f, Local: h.VXLANAddr, Peer: p.VXLANAddr}
+	tun := dataplane.ProbeTunnel{Inner: k.Family, InUse: w.Encap == f, Local: h.VXLANAddr}
 	for _, o := range objs {
 		if l, ok := o.(dataplane.Link); ok {
 			tun.Link, tun.MTU = l.Name, l.MTU
 		}
 	}
+	tg.Peer = p.VXLANAddr
 	gateway := planWith(driverOf(f), h, p).Hop.Gateway
 	switch {
 	case f.Driver == dataplane.DriverIPIP && w.Outer == dataplane.IPv4:
 		// Without a route, the kernel takes the inner destination as that of the
 		// outer header: so it is the peer's own address.
-		tun.Local, tun.Peer = tg.Local.Addr(), tg.Registered
+		tun.Local, tg.Peer = tg.Local.Addr(), tg.Registered
 		if tg.Public.IsValid() {
 			tun.Skip = "IPIP to a host behind NAT is not measured"
 		}
 	case f.Driver == dataplane.DriverIPIP:
-		tun.Local, tun.Peer, tun.Gateway = h.IPIPAddr, t.nodes.ByName[k.Node].IPIPAddr.Of(k.Family), gateway
+		tun.Local, tg.Peer, tg.Gateway = h.IPIPAddr, t.nodes.ByName[k.Node].IPIPAddr.Of(k.Family), gateway
 	case k.Family == dataplane.IPv6:
-		tun.Gateway = gateway
+		tg.Gateway = gateway
 	}
 	tg.Encap, tg.Tunnel = f, tun
 	return true

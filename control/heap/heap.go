@@ -105,14 +105,17 @@ func pace(live, looked uint64) int {
 
 // When memory that the daemon does not need goes back to the host. Each time costs
 // a collection, of which a heap has one for each releaseShare bytes in
-// releaseEvery at most: a thousandth of a processor. It waits for the end of a burst, which
-// would take the memory again, but not longer than releaseEvery.
+// releaseEvery at most: a thousandth of a processor. So a start so slow that it counted as
+// over before the cluster was read, with little alive, has what it left given back soon all
+// the same. It waits for the end of a burst, which would take the memory again, but not
+// longer than releaseEvery.
 const (
 	releaseLook  = 2 * time.Second
 	releaseEvery = time.Minute
-	releaseShare = 100 << 20 // bytes
-	releaseLeast = 8 << 20   // bytes; less is not worth a collection
-	releaseCalm  = 4 << 20   // bytes; what is allocated between two looks where there is no burst
+	releaseSoon  = 10 * time.Second // between two, however small the heap
+	releaseShare = 100 << 20        // bytes
+	releaseLeast = 8 << 20          // bytes; less is not worth a collection
+	releaseCalm  = 4 << 20          // bytes; what is allocated between two looks where there is no burst
 )
 
 // Release gives back what a burst of work has left, such as the first
@@ -163,10 +166,10 @@ func (r *release) due(held, allocated uint64, now time.Time) bool {
 	if held < r.left+max(releaseLeast, r.left/8) {
 		return false
 	}
-	every := max(releaseEvery, time.Duration(r.left/releaseShare)*releaseEvery)
 	if r.last.IsZero() {
-		return calm || now.Sub(r.began) >= every
+		return calm || now.Sub(r.began) >= releaseEvery
 	}
+	every := max(releaseSoon, time.Duration(r.left>>20)*releaseEvery/(releaseShare>>20))
 	since := now.Sub(r.last)
 	return since >= every && (calm || since >= every+releaseEvery)
 }

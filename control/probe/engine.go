@@ -84,7 +84,7 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 		seen[k] = true
 		p := e.peers[k]
 		if p == nil {
-			p = &peer{key: k, target: &dataplane.ProbeTarget{}}
+			p = &peer{key: k, target: &dataplane.ProbeTarget{ProbePath: &dataplane.ProbePath{}}}
 			e.peers[k] = p
 			if m, ok := e.gone[k]; ok {
 				known := m.known
@@ -93,7 +93,7 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 			}
 			e.changed[k] = true
 		}
-		if *p.target == *t {
+		if p.target.Equal(*t) {
 			p.target = t // and no older list is kept
 		} else {
 			before := p.known()

@@ -315,7 +315,7 @@ func TestOnlyChangesArePublished(t *testing.T) {
 	var targets []dataplane.ProbeTarget
 	for i := range 100 {
 		a := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
-		targets = append(targets, dataplane.ProbeTarget{Node: a.String(), Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.255.0.1/8"), Registered: a})
+		targets = append(targets, dataplane.ProbeTarget{Node: a.String(), Registered: a, ProbePath: &dataplane.ProbePath{Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.255.0.1/8")}})
 	}
 	expect := func(when string, want ...map[string]dataplane.Reach) {
 		t.Helper()
@@ -422,12 +422,10 @@ func TestManyPeers(t *testing.T) {
 	e.setUplink(now, "eth0", 1500)
 	const n = 5000
 	var ts []dataplane.ProbeTarget
+	path := simPath()
 	for i := range n {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-		ts = append(ts, dataplane.ProbeTarget{
-			Node: a.String(), Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.255.0.1/8"), Registered: a,
-			Encap: dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: simPort},
-		})
+		ts = append(ts, dataplane.ProbeTarget{Node: a.String(), Registered: a, ProbePath: path})
 	}
 	e.setTargets(now, ts)
 	asked := map[string]bool{}
@@ -463,12 +461,10 @@ func TestMutePeers(t *testing.T) {
 	e := newEngine("self", 25*time.Second, now)
 	e.mute = func(string) bool { return true }
 	targets := make([]dataplane.ProbeTarget, 0, n)
+	path := simPath()
 	for i := range n {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
-		targets = append(targets, dataplane.ProbeTarget{
-			Node: a.String(), Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.255.0.1/8"), Registered: a,
-			Encap: dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: simPort},
-		})
+		targets = append(targets, dataplane.ProbeTarget{Node: a.String(), Registered: a, ProbePath: path})
 	}
 	e.setTargets(now, targets)
 	run := func(d time.Duration) (sent int) {

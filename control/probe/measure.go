@@ -102,12 +102,12 @@ func (m Sockets) open(ctx context.Context, t Target, key []byte) (*session, erro
 	if t.plain() {
 		link, ask, answer = "", kindPlain, kindPlainReply // the answer comes as it may
 	}
-	conn, err := dialUDP(ctx, link, netip.AddrPortFrom(t.Tunnel.Local, 0), netip.AddrPortFrom(t.Tunnel.Peer, m.Port))
+	conn, err := dialUDP(ctx, link, netip.AddrPortFrom(t.Tunnel.Local, 0), netip.AddrPortFrom(t.Peer, m.Port))
 	if err != nil {
 		return nil, err
 	}
 	s := &session{
-		conn: conn, key: key, nonce: newNonce(), overhead: headerLen(t.Tunnel.Peer) + udpLen, full: t.Tunnel.MTU,
+		conn: conn, key: key, nonce: newNonce(), overhead: headerLen(t.Peer) + udpLen, full: t.Tunnel.MTU,
 		ask: ask, answer: answer, got: map[uint32]time.Time{}, wake: async.NewSignal(), done: make(chan struct{}),
 	}
 	go s.read()
@@ -417,22 +417,22 @@ func (s *session) segments(ctx context.Context, f *Finding) error {
 func (m Sockets) transfer(ctx context.Context, t Target, f Finding, key []byte) (Transfer, error) {
 	mss := 0
 	if f.Size < f.Full {
-		mss = f.Size - headerLen(t.Tunnel.Peer) - 20
+		mss = f.Size - headerLen(t.Peer) - 20
 	}
-	fam := dataplane.FamilyOf(t.Tunnel.Peer)
+	fam := dataplane.FamilyOf(t.Peer)
 	d := net.Dialer{
 		Control: onDevice(t.Tunnel.Link, fam, true, mss), LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(t.Tunnel.Local, 0)),
 		Timeout: time.Second + 4*f.RTT, KeepAlive: -1,
 	}
 	start := time.Now()
-	c, err := d.DialContext(ctx, network("tcp", fam), netip.AddrPortFrom(t.Tunnel.Peer, m.Port).String())
+	c, err := d.DialContext(ctx, network("tcp", fam), netip.AddrPortFrom(t.Peer, m.Port).String())
 	if err != nil {
 		return Transfer{}, ctx.Err() // the handshake's fate is a finding
 	}
 	defer c.Close()
 	conn, ok := c.(*net.TCPConn)
 	if !ok {
-		return Transfer{}, fmt.Errorf("connect to %s: unexpected %T", t.Tunnel.Peer, c)
+		return Transfer{}, fmt.Errorf("connect to %s: unexpected %T", t.Peer, c)
 	}
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()

@@ -41,7 +41,7 @@ func TestMayBeNear(t *testing.T) {
 		{"by a longer route with a gateway", "10.1.0.11/24", "10.8.0.200", false},
 		{"no address", "10.1.0.11/24", "", false},
 	} {
-		target := dataplane.ProbeTarget{Uplink: "eth0", Local: prefix(tt.local)}
+		target := dataplane.ProbeTarget{ProbePath: &dataplane.ProbePath{Uplink: "eth0", Local: prefix(tt.local)}}
 		if tt.peer != "" {
 			target.Registered = netip.MustParseAddr(tt.peer)
 		}
@@ -82,7 +82,7 @@ func TestNeighbours(t *testing.T) {
 	}
 	var ts []dataplane.ProbeTarget
 	for _, n := range []string{"10.1.0.12", "10.1.0.13", "10.1.0.14", "10.2.0.1"} {
-		ts = append(ts, dataplane.ProbeTarget{Node: n, Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.1.0.11/24"), Registered: netip.MustParseAddr(n)})
+		ts = append(ts, dataplane.ProbeTarget{Node: n, Registered: netip.MustParseAddr(n), ProbePath: &dataplane.ProbePath{Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.1.0.11/24")}})
 	}
 	mac := func(b byte) dataplane.MAC { return dataplane.MAC{2, 0, 0, 0, 0, b} }
 	say := func(addr string, ans dataplane.Answer, m dataplane.MAC) map[peerKey]dataplane.Answer {

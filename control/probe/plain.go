@@ -102,9 +102,9 @@ func leaveBy(index int, from netip.Addr) []byte {
 // judgePlain is [judge] of plain packets. What could not be measured is no reason to
 // go that way: where packets go at present they arrive.
 func judgePlain(t Target, f Finding, err error) verdict {
-	way := fmt.Sprintf("from %s to %s by %s", t.Tunnel.Local, t.Tunnel.Peer, t.Tunnel.Link)
-	if t.Tunnel.Gateway.IsValid() {
-		way += " and " + t.Tunnel.Gateway.String()
+	way := fmt.Sprintf("from %s to %s by %s", t.Tunnel.Local, t.Peer, t.Tunnel.Link)
+	if t.Gateway.IsValid() {
+		way += " and " + t.Gateway.String()
 	}
 	switch {
 	case err != nil:

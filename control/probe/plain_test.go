@@ -56,8 +56,10 @@ func plainPair(t *testing.T) (*pair, Target) {
 	})
 	return p, Target{
 		ProbeTarget: &dataplane.ProbeTarget{
-			Node: "node2", Family: dataplane.IPv4, Encap: dataplane.Encap{Driver: dataplane.DriverDirect}, Registered: outer(1),
-			Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: "eth0", MTU: 1500, Local: inner(0), Peer: inner(1), Gateway: outer(1)},
+			Node: "node2", Registered: outer(1), Peer: inner(1), Gateway: outer(1), ProbePath: &dataplane.ProbePath{
+				Family: dataplane.IPv4, Encap: dataplane.Encap{Driver: dataplane.DriverDirect},
+				Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: "eth0", MTU: 1500, Local: inner(0)},
+			},
 		},
 		Accepts: true,
 	}
@@ -126,9 +128,7 @@ func TestPlainThroughTunnel(t *testing.T) {
 	p, target := plainPair(t)
 	p.answerPlain("eth0")
 	p.found(target, dataplane.Yes, "")
-	tun := *target.ProbeTarget
-	tun.Tunnel.Link = device
-	target.ProbeTarget = &tun
+	target = target.with(func(t *dataplane.ProbeTarget) { t.Tunnel.Link = device })
 	p.found(target, dataplane.No, "no answer")
 }
 
@@ -150,12 +150,10 @@ func TestPlainFlows(t *testing.T) {
 
 // plainTarget is [target] of plain packets.
 func plainTarget(node string) Target {
-	tg := target(node)
-	at := *tg.ProbeTarget
-	at.Encap = dataplane.Encap{Driver: dataplane.DriverDirect}
-	at.Tunnel.Link, at.Tunnel.Gateway, at.Tunnel.InUse = "eth0", netip.MustParseAddr("10.0.0.1"), true
-	tg.ProbeTarget = &at
-	return tg
+	return target(node).with(func(t *dataplane.ProbeTarget) {
+		t.Encap = dataplane.Encap{Driver: dataplane.DriverDirect}
+		t.Tunnel.Link, t.Gateway, t.Tunnel.InUse = "eth0", netip.MustParseAddr("10.0.0.1"), true
+	})
 }
 
 // TestPlainIsForgotten: what was found holds for the change under way, over a restart

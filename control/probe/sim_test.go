@@ -97,6 +97,14 @@ func (h *simHost) start(s *sim) {
 	h.next = s.now
 }
 
+// simPath is the path to thousands of peers.
+func simPath() *dataplane.ProbePath {
+	return &dataplane.ProbePath{
+		Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix("10.255.0.1/8"),
+		Encap: dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: simPort},
+	}
+}
+
 // tell gives every engine its targets, as the store does.
 func (s *sim) tell() {
 	for _, h := range s.hosts {
@@ -104,8 +112,8 @@ func (s *sim) tell() {
 		for _, o := range s.hosts {
 			if o != h {
 				ts = append(ts, dataplane.ProbeTarget{
-					Node: o.name, Family: dataplane.IPv4, Uplink: "eth0", Local: netip.PrefixFrom(h.addr, 24),
-					Registered: o.addr, Public: o.published, Encap: h.encap,
+					Node: o.name, Registered: o.addr, Public: o.published,
+					ProbePath: &dataplane.ProbePath{Family: dataplane.IPv4, Uplink: "eth0", Local: netip.PrefixFrom(h.addr, 24), Encap: h.encap},
 				})
 			}
 		}

@@ -212,11 +212,22 @@ func vxlanForm() dataplane.Encap {
 func target(node string) Target {
 	return Target{
 		ProbeTarget: &dataplane.ProbeTarget{
-			Node: node, Family: dataplane.IPv4, Encap: vxlanForm(), Registered: netip.MustParseAddr("10.0.0.2"), Uplink: "eth0",
-			Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: device, MTU: 1450, Local: inner(0), Peer: inner(1)},
+			Node: node, Registered: netip.MustParseAddr("10.0.0.2"), Peer: inner(1), ProbePath: &dataplane.ProbePath{
+				Family: dataplane.IPv4, Encap: vxlanForm(), Uplink: "eth0",
+				Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: device, MTU: 1450, Local: inner(0)},
+			},
 		},
 		Card: "eth0 virtio_net", Accepts: true,
 	}
+}
+
+// with returns the target with a change.
+func (t Target) with(change func(*dataplane.ProbeTarget)) Target {
+	at, path := *t.ProbeTarget, *t.ProbePath
+	at.ProbePath = &path
+	change(&at)
+	t.ProbeTarget = &at
+	return t
 }
 
 func world(nodes ...string) tunnelView {

@@ -201,8 +201,10 @@ func (p *pair) answer(peers ...netip.Addr) *asking {
 func (p *pair) target() Target {
 	return Target{
 		ProbeTarget: &dataplane.ProbeTarget{
-			Node: "node2", Family: dataplane.IPv4, Encap: p.via.form, Registered: outer(1),
-			Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: p.via.device, MTU: p.via.mtu, Local: p.via.at(0), Peer: p.via.at(1)},
+			Node: "node2", Registered: outer(1), Peer: p.via.at(1), ProbePath: &dataplane.ProbePath{
+				Family: dataplane.IPv4, Encap: p.via.form,
+				Tunnel: dataplane.ProbeTunnel{Inner: dataplane.IPv4, Link: p.via.device, MTU: p.via.mtu, Local: p.via.at(0)},
+			},
 		},
 		Accepts: true,
 	}
@@ -391,7 +393,7 @@ func TestStrangers(t *testing.T) {
 		t.Errorf("from an address that is no peer's: %+v, %v; want silence", f, err)
 	}
 	plain := tgt
-	plain.Tunnel.Link, plain.Tunnel.Local, plain.Tunnel.Peer = "eth0", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	plain.Tunnel.Link, plain.Tunnel.Local, plain.Peer = "eth0", netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	if f, err := p.measure(plain); err != nil || f.Answered || !f.Refused {
 		t.Errorf("on the underlay: %+v, %v; want that nobody listens", f, err)
 	}

@@ -35,7 +35,7 @@ type tunnelKey struct {
 
 // same reports whether nothing is different about a target.
 func (t Target) same(o Target) bool {
-	return *t.ProbeTarget == *o.ProbeTarget && t.Accepts == o.Accepts && t.Card == o.Card
+	return t.ProbeTarget.Equal(*o.ProbeTarget) && t.Accepts == o.Accepts && t.Card == o.Card
 }
 
 func (t Target) key() tunnelKey { return tunnelKey{t.Node, t.Family, t.Tunnel.Inner, t.Encap} }
@@ -44,9 +44,9 @@ func (t Target) key() tunnelKey { return tunnelKey{t.Node, t.Family, t.Tunnel.In
 // is in use is not part of it.
 func (t Target) path() string {
 	if t.plain() {
-		return fmt.Sprintf("%s %s from %s to %s via %s at %s over %s", t.Encap, t.Tunnel.Link, t.Tunnel.Local, t.Tunnel.Peer, t.Tunnel.Gateway, t.Registered, t.Card)
+		return fmt.Sprintf("%s %s from %s to %s via %s at %s over %s", t.Encap, t.Tunnel.Link, t.Tunnel.Local, t.Peer, t.Gateway, t.Registered, t.Card)
 	}
-	return fmt.Sprintf("%s %s mtu %d from %s to %s at %s over %s", t.Encap, t.Tunnel.Link, t.Tunnel.MTU, t.Tunnel.Local, t.Tunnel.Peer, t.Registered, t.Card)
+	return fmt.Sprintf("%s %s mtu %d from %s to %s at %s over %s", t.Encap, t.Tunnel.Link, t.Tunnel.MTU, t.Tunnel.Local, t.Peer, t.Registered, t.Card)
 }
 
 // carrier names what the offloads' faults depend on: who cuts and checks the

@@ -439,7 +439,7 @@ func (p *tunnels) measure(ctx context.Context, t Target, secret []byte) *attempt
 // enter makes the route into a tunnel that is not in use, if it takes one, and
 // returns what removes it. The route is for probes alone.
 func (p *tunnels) enter(ctx context.Context, t Target) (leave func(), err error) {
-	if !t.Tunnel.Gateway.IsValid() || t.Tunnel.InUse {
+	if !t.Gateway.IsValid() || t.Tunnel.InUse {
 		return func() {}, nil
 	}
 	p.mu.Lock()
@@ -448,8 +448,8 @@ func (p *tunnels) enter(ctx context.Context, t Target) (leave func(), err error)
 		id = id&0x7fffffff + 1 | probeHops
 	}
 	p.hops[id] = true
-	hop := dataplane.NextHop{ID: id, Link: t.Tunnel.Link, Gateway: t.Tunnel.Gateway, OnLink: true}
-	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Tunnel.Peer, t.Tunnel.Peer.BitLen()), Table: rule.Table, Metric: routeMetric, NextHop: id}
+	hop := dataplane.NextHop{ID: id, Link: t.Tunnel.Link, Gateway: t.Gateway, OnLink: true}
+	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Peer, t.Peer.BitLen()), Table: rule.Table, Metric: routeMetric, NextHop: id}
 	rev := p.cfg.Sink.Update(dataplane.SourceProbe, []dataplane.Object{hop, route}, nil)
 	p.mu.Unlock()
 	leave = func() {

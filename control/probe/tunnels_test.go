@@ -203,9 +203,7 @@ func TestLeftTunnel(t *testing.T) {
 			defer func() { stop() }()
 			n.set(func() { n.silent["a"] = true })
 			w := world("a")
-			at := *w.tunnels[0].ProbeTarget
-			at.Tunnel.InUse = tt.inUse
-			w.tunnels[0].ProbeTarget = &at
+			w.tunnels[0] = w.tunnels[0].with(func(t *dataplane.ProbeTarget) { t.Tunnel.InUse = tt.inUse })
 			p.show(t, w)
 			pass(time.Minute)
 			if got := p.status(t).GetDelivers(); got != tt.want {
@@ -456,8 +454,8 @@ func TestPause(t *testing.T) {
 	}{
 		{"well", track{result: dataplane.Yes}, nil, 45 * time.Minute, 75 * time.Minute},
 		{"gets lost", track{result: dataplane.No, failures: 20}, nil, 45 * time.Second, 75 * time.Second},
-		{"silent", track{Target: Target{ProbeTarget: &dataplane.ProbeTarget{}, Accepts: true}, failures: 20}, nil, 225 * time.Second, 375 * time.Second},
-		{"silent once", track{Target: Target{ProbeTarget: &dataplane.ProbeTarget{}, Accepts: true}, failures: 1}, nil, 750 * time.Millisecond, 1250 * time.Millisecond},
+		{"silent", track{Target: Target{ProbeTarget: &dataplane.ProbeTarget{ProbePath: &dataplane.ProbePath{}}, Accepts: true}, failures: 20}, nil, 225 * time.Second, 375 * time.Second},
+		{"silent once", track{Target: Target{ProbeTarget: &dataplane.ProbeTarget{ProbePath: &dataplane.ProbePath{}}, Accepts: true}, failures: 1}, nil, 750 * time.Millisecond, 1250 * time.Millisecond},
 		{"no prober", track{failures: 1}, nil, 45 * time.Minute, 75 * time.Minute},
 		{"not measured", track{failures: 1}, failed, 750 * time.Millisecond, 1250 * time.Millisecond},
 	} {
@@ -541,7 +539,7 @@ func TestPinnedChecksums(t *testing.T) {
 		pin := func(p *Prober, to netip.AddrPort) {
 			t.Helper()
 			err := p.ask(t.Context(), func(l *loop) {
-				l.eng.peers[k] = &peer{key: k, target: &dataplane.ProbeTarget{Encap: vxlanForm()}, pin: to}
+				l.eng.peers[k] = &peer{key: k, target: &dataplane.ProbeTarget{ProbePath: &dataplane.ProbePath{Encap: vxlanForm()}}, pin: to}
 				delete(l.eng.gone, k)
 				l.eng.changed[k] = true
 			})

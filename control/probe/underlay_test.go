@@ -229,8 +229,10 @@ func rig(t *testing.T) (a, b, c *realHost) {
 
 func underlayTarget(node, local, registered string) dataplane.ProbeTarget {
 	return dataplane.ProbeTarget{
-		Node: node, Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix(local), Registered: netip.MustParseAddr(registered),
-		Encap: dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: 4789},
+		Node: node, Registered: netip.MustParseAddr(registered), ProbePath: &dataplane.ProbePath{
+			Family: dataplane.IPv4, Uplink: "eth0", Local: netip.MustParsePrefix(local),
+			Encap: dataplane.Encap{Driver: dataplane.DriverVXLAN, Outer: dataplane.IPv4, Port: 4789},
+		},
 	}
 }
 

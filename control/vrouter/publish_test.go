@@ -164,18 +164,26 @@ func TestTargets(t *testing.T) {
 		t.Fatalf("targets %+v, changed %v", list, changed)
 	}
 	want := dataplane.ProbeTarget{
-		Node: "node2", Family: dataplane.IPv4, Uplink: "eth0", Local: tab.encap.Host(dataplane.IPv4).Addr,
-		Registered: netip.MustParseAddr("10.1.0.12"), Public: netip.MustParseAddr("203.0.113.2"), Encap: dataplane.Encap{Driver: "vxlan", Outer: dataplane.IPv4, Port: 4789},
+		Node: "node2", Registered: netip.MustParseAddr("10.1.0.12"), Public: netip.MustParseAddr("203.0.113.2"), ProbePath: &dataplane.ProbePath{
+			Family: dataplane.IPv4, Uplink: "eth0", Local: tab.encap.Host(dataplane.IPv4).Addr, Encap: dataplane.Encap{Driver: "vxlan", Outer: dataplane.IPv4, Port: 4789},
+		},
 	}
-	if list[0] != want {
-		t.Errorf("underlay %+v, want %+v", list[0], want)
+	check := func(what string, got dataplane.ProbeTarget) {
+		t.Helper()
+		if !got.Equal(want) {
+			t.Errorf("%s %+v %+v, want %+v %+v", what, got, *got.ProbePath, want, *want.ProbePath)
+		}
 	}
+	check("underlay", list[0])
 	want.Encap = encapOf(t, "vxlan/4096/4789")
 	want.Tunnel = dataplane.ProbeTunnel{
-		Inner: dataplane.IPv4, Link: "vxlan.calico", MTU: 1450, InUse: true, Local: netip.MustParseAddr("192.168.1.1"), Peer: netip.MustParseAddr("192.168.2.1"),
+		Inner: dataplane.IPv4, Link: "vxlan.calico", MTU: 1450, InUse: true, Local: netip.MustParseAddr("192.168.1.1"),
 	}
-	if list[1] != want {
-		t.Errorf("tunnel %+v, want %+v", list[1], want)
+	want.Peer = netip.MustParseAddr("192.168.2.1")
+	check("tunnel", list[1])
+	// What is the same for all peers is there once.
+	if a, b := list[0].ProbePath, list[2].ProbePath; a != b {
+		t.Errorf("the underlay of two peers is there twice: %p, %p", a, b)
 	}
 	if _, changed := tab.encap.Targets(); changed {
 		t.Error("nothing changed, and yet it is told")
