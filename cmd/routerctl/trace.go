@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -40,8 +41,10 @@ With --probe such a packet is sent, four times within two seconds, from A, which
 to be this host or a workload of it, and the hosts of both ends watch for it and for its
 answer: by which devices it came and left, and where it was seen last. It is a TCP SYN, a
 datagram without content, an SCTP INIT or an echo request, by a source port or identifier
-of its own. A host watches by a packet socket; no rule is written, and nothing stays when
-a daemon or routerctl is killed.
+of its own. To a Service or a port of nodes it is sent as a client would send it, and watched
+for on the hosts of its endpoints; a datagram then has four bytes, by which it is known.
+A host watches by a packet socket; no rule is written, and nothing stays when a daemon or
+routerctl is killed.
 
 The first line says whether the way is whole, broken or unknown; if it is broken, it
 has the host, the name of the check, what is wrong first, and the command that mends
@@ -51,6 +54,7 @@ it. The exit code is 0 when the way is whole and 1 otherwise.`,
   routerctl trace --from default/client --to default/web-0 --port 80 --probe
   routerctl trace --from default/client --to service/default/web --port 80 --each
   routerctl trace --from 198.51.100.7 --to node2:30080
+  routerctl trace --from default/client --to node2:30080 --probe
   routerctl trace --from host --to default/web-0 -o json`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(cmd, args); err != nil {
@@ -216,6 +220,11 @@ func printProbe(w io.Writer, p *apiv1.Probe) error {
 	for _, u := range p.GetUnknown() {
 		fmt.Fprintf(w, "not watched: %s\n", u)
 	}
+	heading := []string{"HOST", "SEEN", "WAY", "DEVICE", "TIMES"}
+	translated := slices.ContainsFunc(p.GetSeen(), func(s *apiv1.Sighting) bool { return s.GetSource() != "" })
+	if translated {
+		heading = append(heading, "FROM", "TO")
+	}
 	var rows [][]string
 	for _, s := range p.GetSeen() {
 		way, what := "in", "packet"
@@ -225,10 +234,14 @@ func printProbe(w io.Writer, p *apiv1.Probe) error {
 		if s.GetBack() {
 			what = "answer"
 		}
-		rows = append(rows, []string{s.GetNode(), what, way, s.GetDevice(), fmt.Sprint(s.GetPackets())})
+		row := []string{s.GetNode(), what, way, s.GetDevice(), fmt.Sprint(s.GetPackets())}
+		if translated {
+			row = append(row, s.GetSource(), s.GetDestination())
+		}
+		rows = append(rows, row)
 	}
 	if rows == nil {
 		return nil
 	}
-	return printTable(w, []string{"HOST", "SEEN", "WAY", "DEVICE", "TIMES"}, rows)
+	return printTable(w, heading, rows)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -44,8 +45,8 @@ type probing struct {
 
 // prepareProbe makes the probe of a trace. Its source is on this host: nobody has another host send packets.
 func (s *Server) prepareProbe(from, to location, p filter.Packet) (*probing, error) {
-	if from.node != s.cfg.Node {
-		return nil, status.Errorf(codes.FailedPrecondition, "probe: %s is not on this host, and a host sends packets for its own operator alone: ask on %s", from.name, cmp.Or(from.node, "a host of the cluster"))
+	if err := s.isHere(from); err != nil {
+		return nil, err
 	}
 	out := &probing{from: from, to: to, packet: workload.Packet{Src: p.Src, Dst: p.Dst, Protocol: p.Protocol, SrcPort: p.SrcPort, DstPort: p.DstPort, ICMPType: p.ICMPType, ICMPCode: p.ICMPCode}}
 	switch p.Protocol {
@@ -61,16 +62,31 @@ func (s *Server) prepareProbe(from, to location, p filter.Packet) (*probing, err
 	default:
 		return nil, status.Errorf(codes.InvalidArgument, "probe: of protocol %s one packet cannot be told from another: take tcp, udp, udplite, sctp, or an echo request", filter.ProtocolName(p.Protocol))
 	}
-	if from.iface == "" {
-		return out, nil
+	return out, s.sender(out)
+}
+
+// isHere says why this host does not send a packet from an end.
+func (s *Server) isHere(from location) error {
+	if from.node == s.cfg.Node {
+		return nil
+	}
+	return status.Errorf(codes.FailedPrecondition, "probe: %s is not on this host, and a host sends packets for its own operator alone: ask on %s", from.name, cmp.Or(from.node, "a host of the cluster"))
+}
+
+// sender finds the network namespace that the probe is sent from.
+func (s *Server) sender(p *probing) error {
+	if p.from.iface == "" {
+		return nil
 	}
 	list := s.cfg.Attach.Endpoints()
-	i := slices.IndexFunc(list, func(e attach.Endpoint) bool { return e.Device == from.iface && slices.Contains(e.Addresses, p.Src) })
+	i := slices.IndexFunc(list, func(e attach.Endpoint) bool {
+		return e.Device == p.from.iface && slices.Contains(e.Addresses, p.packet.Src)
+	})
 	if i < 0 {
-		return nil, status.Errorf(codes.FailedPrecondition, "probe: no workload of this host has %s", p.Src)
+		return status.Errorf(codes.FailedPrecondition, "probe: no workload of this host has %s", p.packet.Src)
 	}
-	out.netns = list[i].Netns
-	return out, nil
+	p.netns = list[i].Netns
+	return nil
 }
 
 // probe sends the packet and has the hosts of both ends watch for it.
@@ -81,27 +97,33 @@ func (s *Server) probe(ctx context.Context, p *probing) trace.ProbeFacts {
 		For: durationpb.New(probeFor),
 	}
 	out := trace.ProbeFacts{Protocol: k.Protocol, From: trace.ProbeEnd{Node: p.from.node, Device: p.from.iface}, To: trace.ProbeEnd{Node: p.to.node, Device: p.to.iface}}
-	var both sync.WaitGroup
-	watch := func(e *trace.ProbeEnd) {
-		both.Go(func() {
+	ends := []*trace.ProbeEnd{&out.From}
+	if out.To.Node != "" && out.To.Node != out.From.Node {
+		ends = append(ends, &out.To)
+	}
+	out.Err = s.sendWatched(ctx, p, req, ends)
+	return out
+}
+
+// sendWatched sends the packet while hosts watch for it.
+func (s *Server) sendWatched(ctx context.Context, p *probing, req *apiv1.WatchRequest, ends []*trace.ProbeEnd) (err error) {
+	var all sync.WaitGroup
+	for _, e := range ends {
+		all.Go(func() {
 			a, err := s.ask(ctx, e.Node, &apiv1.Question{Watch: req})
 			e.Seen, e.Err = a.GetWatch().GetSeen(), err
 		})
-	}
-	watch(&out.From)
-	if out.To.Node != "" && out.To.Node != out.From.Node {
-		watch(&out.To)
 	}
 	for range probeTimes {
 		if async.Sleep(ctx, probeEvery) != nil {
 			break
 		}
-		if out.Err = p.send(); out.Err != nil {
+		if err = p.send(); err != nil {
 			break
 		}
 	}
-	both.Wait()
-	return out
+	all.Wait()
+	return err
 }
 
 func (p *probing) send() error {
@@ -113,10 +135,9 @@ func (p *probing) send() error {
 
 // watch watches on this host for packets of a connection.
 func (s *Server) watch(ctx context.Context, req *apiv1.WatchRequest) (*apiv1.WatchResponse, error) {
-	src, err1 := netip.ParseAddr(req.GetSource())
-	dst, err2 := netip.ParseAddr(req.GetDestination())
-	if err := errors.Join(err1, err2); err != nil || src.Is4() != dst.Is4() {
-		return nil, status.Errorf(codes.InvalidArgument, "watch for %q and %q: want two addresses of one family", req.GetSource(), req.GetDestination())
+	look, err := watcher(req)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	select {
 	case s.watching <- struct{}{}:
@@ -126,16 +147,43 @@ func (s *Server) watch(ctx context.Context, req *apiv1.WatchRequest) (*apiv1.Wat
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(req.GetFor().AsDuration(), watchMost))
 	defer cancel()
-	seen, err := survey.Watch(ctx, survey.Connection{
-		Src: src, Dst: dst, Protocol: uint8(req.GetProtocol()), //nolint:gosec // what is too large matches nothing
-		SrcPort: uint16(req.GetSourcePort()), DstPort: uint16(req.GetPort()), ICMPID: uint16(req.GetIcmpId()), //nolint:gosec // the same
-	})
+	seen, err := look(ctx)
 	if err != nil {
 		return nil, err
 	}
 	out := &apiv1.WatchResponse{}
 	for _, w := range seen {
-		out.Seen = append(out.Seen, &apiv1.Sighting{Back: w.Back, Node: s.cfg.Node, Device: w.Device, Out: w.Out, Packets: uint32(w.Packets)}) //nolint:gosec // bounded
+		at := &apiv1.Sighting{Back: w.Back, Node: s.cfg.Node, Device: w.Device, Out: w.Out, Packets: uint32(w.Packets)} //nolint:gosec // bounded
+		switch {
+		case !w.Ends.Client.IsValid():
+		case w.Back:
+			at.Source, at.Destination = w.Ends.Server.String(), w.Ends.Client.String()
+		default:
+			at.Source, at.Destination = w.Ends.Client.String(), w.Ends.Server.String()
+		}
+		out.Seen = append(out.Seen, at)
 	}
 	return out, nil
+}
+
+// watcher returns what watches for the packets of a request.
+func watcher(req *apiv1.WatchRequest) (func(context.Context) ([]survey.Sighting, error), error) {
+	protocol := uint8(req.GetProtocol()) //nolint:gosec // what is too large matches nothing
+	if req.GetSource() == "" && req.GetMark() != 0 {
+		m := survey.Marked{Protocol: protocol, Mark: req.GetMark()}
+		for _, p := range req.GetPorts() {
+			m.Ports = append(m.Ports, uint16(p)) //nolint:gosec // the same
+		}
+		return func(ctx context.Context) ([]survey.Sighting, error) { return survey.WatchMarked(ctx, m) }, nil
+	}
+	src, err1 := netip.ParseAddr(req.GetSource())
+	dst, err2 := netip.ParseAddr(req.GetDestination())
+	if err := errors.Join(err1, err2); err != nil || src.Is4() != dst.Is4() {
+		return nil, fmt.Errorf("watch for %q and %q: want two addresses of one family", req.GetSource(), req.GetDestination())
+	}
+	c := survey.Connection{
+		Src: src, Dst: dst, Protocol: protocol,
+		SrcPort: uint16(req.GetSourcePort()), DstPort: uint16(req.GetPort()), ICMPID: uint16(req.GetIcmpId()), //nolint:gosec // the same
+	}
+	return func(ctx context.Context) ([]survey.Sighting, error) { return survey.Watch(ctx, c) }, nil
 }

@@ -119,9 +119,6 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 	if err := t.complete(req); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if t.atNode() && req.GetProbe() {
-		return nil, status.Error(codes.InvalidArgument, "probe: the proxy of Services changes a packet to a node's port on its way: send one to an endpoint, or leave out --probe")
-	}
 	client := t.client()
 	if client.Outside && !t.atNode() {
 		s.announced(t)
@@ -148,6 +145,13 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 	} else if t.atNode() && from.node != t.node.node {
 		from.node, from.iface, from.apart = "", "", from.node != "" // it comes from the network to that node
 	}
+	var sent *serviceProbe
+	if req.GetProbe() && !t.detail.Headless {
+		var err error
+		if sent, err = s.prepareServiceProbe(req, find, t, client.Node, choice); err != nil {
+			return nil, err
+		}
+	}
 	chosen := slices.DeleteFunc(choice.Chosen(), func(e service.Candidate) bool {
 		return slices.Contains(from.addrs, e.Addr) // it is the client: the packet goes out and in again by one device
 	})
@@ -164,10 +168,14 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 			if err != nil {
 				return status.Errorf(codes.NotFound, "endpoint %s: %v", e.Addr, err)
 			}
-			sub := &apiv1.TraceRequest{Protocol: strings.ToLower(t.port.Protocol), Port: uint32(e.Port), SourcePort: req.GetSourcePort(), Size: req.GetSize(), Probe: req.GetProbe()}
+			sub := &apiv1.TraceRequest{Protocol: strings.ToLower(t.port.Protocol), Port: uint32(e.Port), SourcePort: req.GetSourcePort(), Size: req.GetSize(), Probe: req.GetProbe() && sent == nil}
 			ways[i], err = s.follow(ctx, sub, from, to)
 			return err
 		})
+	}
+	var seen trace.ServiceProbeFacts
+	if sent != nil {
+		seen = s.probeService(ctx, sent)
 	}
 	if err := all.Wait(); err != nil {
 		return nil, err
@@ -183,6 +191,9 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 		ways = append([]*apiv1.TraceResponse{way}, ways...)
 	}
 	trace.ToService(out, ways)
+	if sent != nil {
+		trace.AddServiceProbe(out, seen)
+	}
 	return out, nil
 }
 

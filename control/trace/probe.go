@@ -37,15 +37,7 @@ func AddProbe(out *apiv1.TraceResponse, f ProbeFacts) {
 	default:
 		ends = append(ends, f.To)
 	}
-	for _, e := range ends {
-		if e.Err != nil {
-			p.Unknown = append(p.Unknown, fmt.Sprintf("%s did not watch: %v", e.Node, e.Err))
-		}
-		p.Seen = append(p.Seen, direction(e, false)...)
-	}
-	for i := range ends {
-		p.Seen = append(p.Seen, direction(ends[len(ends)-1-i], true)...)
-	}
+	addSightings(p, ends)
 	p.Delivered, p.Answered = arrived(f.To, false), arrived(f.From, true)
 	if p.GetAnswered() {
 		p.Delivered = true // whoever watched
@@ -63,6 +55,19 @@ func AddProbe(out *apiv1.TraceResponse, f ProbeFacts) {
 		Severity: doctor.Critical, Check: "probe", Node: node, What: p.GetResult(),
 		Cause: "nothing that was looked at says why", Cure: "routerctl doctor # on " + node,
 	}.Proto()
+}
+
+// addSightings adds what hosts saw, there and back, and who did not watch. They are in the order in which the packet comes by.
+func addSightings(p *apiv1.Probe, ends []ProbeEnd) {
+	for _, e := range ends {
+		if e.Err != nil {
+			p.Unknown = append(p.Unknown, fmt.Sprintf("%s did not watch: %v", e.Node, e.Err))
+		}
+		p.Seen = append(p.Seen, direction(e, false)...)
+	}
+	for i := range ends {
+		p.Seen = append(p.Seen, direction(ends[len(ends)-1-i], true)...)
+	}
 }
 
 // direction leaves the sightings of one direction.
@@ -103,13 +108,6 @@ func lastSeen(p *apiv1.Probe) *apiv1.Sighting {
 // result says in words what became of the packet.
 func result(f ProbeFacts, p *apiv1.Probe) string {
 	last := lastSeen(p)
-	where := func() string {
-		way := "coming in by"
-		if last.GetOut() {
-			way = "leaving by"
-		}
-		return fmt.Sprintf("on %s, %s %s", last.GetNode(), way, last.GetDevice())
-	}
 	switch {
 	case f.Err != nil:
 		return fmt.Sprintf("not sent: %v", f.Err)
@@ -118,11 +116,20 @@ func result(f ProbeFacts, p *apiv1.Probe) string {
 	case last == nil:
 		return "it was not seen at all: it did not leave where it was sent"
 	case last.GetBack():
-		return "it arrived, and its answer was seen last " + where()
+		return "it arrived, and its answer was seen last " + place(last)
 	case p.GetDelivered() && !answers(f.Protocol):
 		return "it arrived; an answer to it is up to the program, and none was seen"
 	case p.GetDelivered():
 		return "it arrived, and no answer was seen"
 	}
-	return "it was seen last " + where()
+	return "it was seen last " + place(last)
+}
+
+// place says in words where a packet was seen.
+func place(s *apiv1.Sighting) string {
+	way := "coming in by"
+	if s.GetOut() {
+		way = "leaving by"
+	}
+	return fmt.Sprintf("on %s, %s %s", s.GetNode(), way, s.GetDevice())
 }

@@ -26,22 +26,37 @@ type Sighting struct {
 	Device  string
 	Out     bool // they left by it
 	Back    bool // they are answers
+	Ends    Ends // as they were there; of packets known by a mark alone
 	Packets int
 }
 
-// maxWatched bounds how many packets a watch looks at: a filter in the kernel lets those of the two addresses through.
+// Ends are the addresses of a connection. The client's port is left out: translation may choose another for each packet.
+type Ends struct {
+	Client netip.Addr
+	Server netip.AddrPort
+}
+
+// maxWatched bounds how many packets a watch looks at: a filter in the kernel lets through what may be of the connection.
 const maxWatched = 20000
 
 // Watch says by which devices of this network namespace the packets of a connection come and leave while ctx lasts, in the
 // order in which they were first seen. It holds a packet socket (packet(7)), which ends with the process, and nothing else.
 func Watch(ctx context.Context, c Connection) ([]Sighting, error) {
+	return watch(ctx, fmt.Sprintf("packets of %s and %s", c.Src, c.Dst), between(c), func(b []byte) (at passing, ok bool) {
+		at.back, ok = c.match(b)
+		return at, ok
+	})
+}
+
+// watch says where packets are seen that a filter lets through and match knows.
+func watch(ctx context.Context, what string, filter []bpf.Instruction, match func([]byte) (passing, bool)) ([]Sighting, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open a packet socket: %w", err)
 	}
 	defer unix.Close(fd)
-	if err := attach(fd, c); err != nil {
-		return nil, fmt.Errorf("watch for packets of %s and %s: %w", c.Src, c.Dst, err)
+	if err := attach(fd, filter); err != nil {
+		return nil, fmt.Errorf("watch for %s: %w", what, err)
 	}
 	proto := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_ALL))
 	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: proto}); err != nil {
@@ -53,7 +68,10 @@ func Watch(ctx context.Context, c Connection) ([]Sighting, error) {
 	}
 	var seen sightings
 	b := make([]byte, 256)
-	for n := 0; n < maxWatched && ctx.Err() == nil; {
+	for n := 0; ctx.Err() == nil; {
+		if n == maxWatched {
+			return seen.list(), fmt.Errorf("watch for %s: more than %d have come that may be one of them", what, maxWatched)
+		}
 		size, from, err := unix.Recvfrom(fd, b, 0)
 		switch {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
@@ -65,16 +83,26 @@ func Watch(ctx context.Context, c Connection) ([]Sighting, error) {
 		}
 		n++
 		at, ok := from.(*unix.SockaddrLinklayer)
-		if back, mine := c.match(b[:size]); ok && mine && at.Pkttype != unix.PACKET_OTHERHOST {
-			seen.add(at.Ifindex, at.Pkttype == unix.PACKET_OUTGOING, back)
+		if !ok || at.Pkttype == unix.PACKET_OTHERHOST {
+			continue
+		}
+		if p, mine := match(b[:size]); mine {
+			seen.add(sighting{p, at.Ifindex, at.Pkttype == unix.PACKET_OUTGOING})
 		}
 	}
 	return seen.list(), nil
 }
 
+// passing is a packet of a connection.
+type passing struct {
+	back bool
+	ends Ends
+}
+
 type sighting struct {
-	index     int
-	out, back bool
+	passing
+	index int
+	out   bool
 }
 
 // sightings counts packets by where they are seen, in the order of the first.
@@ -83,8 +111,7 @@ type sightings struct {
 	count map[sighting]int
 }
 
-func (s *sightings) add(index int, out, back bool) {
-	at := sighting{index, out, back}
+func (s *sightings) add(at sighting) {
 	if s.count == nil {
 		s.count = map[sighting]int{}
 	}
@@ -101,14 +128,14 @@ func (s *sightings) list() []Sighting {
 		if i, err := net.InterfaceByIndex(at.index); err == nil {
 			name = i.Name
 		}
-		out = append(out, Sighting{Device: name, Out: at.out, Back: at.back, Packets: s.count[at]})
+		out = append(out, Sighting{Device: name, Out: at.out, Back: at.back, Ends: at.ends, Packets: s.count[at]})
 	}
 	return out
 }
 
-// attach has the kernel pass on only packets between the two addresses, of their beginning what [Connection.match] reads.
-func attach(fd int, c Connection) error {
-	raw, err := bpf.Assemble(between(c))
+// attach has the kernel pass on only what a filter keeps.
+func attach(fd int, list []bpf.Instruction) error {
+	raw, err := bpf.Assemble(list)
 	if err != nil {
 		return err
 	}
@@ -119,10 +146,12 @@ func attach(fd int, c Connection) error {
 	return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}) //nolint:gosec // a short program
 }
 
+// keep is how many bytes of a packet a filter passes on.
+const keep = 128
+
 // between is a filter of packets of a protocol between two addresses, in both directions. It sees a packet from its IP header
 // on, as the socket is one of datagrams.
 func between(c Connection) []bpf.Instruction {
-	const keep = 128 // bytes
 	version, protocolAt, srcAt := uint32(4), uint32(9), uint32(12)
 	if c.Src.Is6() {
 		version, protocolAt, srcAt = 6, 6, 8
@@ -164,21 +193,7 @@ func words(a netip.Addr) []uint32 {
 
 // match reports whether a packet, from its IP header on, is one of the connection, and of which direction.
 func (c Connection) match(b []byte) (back, ok bool) {
-	var src, dst netip.Addr
-	var protocol uint8
-	switch {
-	case len(b) >= 20 && b[0]>>4 == 4: // RFC 791, section 3.1
-		src, dst, protocol = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), b[9]
-		if binary.BigEndian.Uint16(b[6:])&0x1fff != 0 {
-			return false, false // a later fragment has no ports
-		}
-		b = b[min(len(b), 4*int(b[0]&0xf)):]
-	case len(b) >= 40 && b[0]>>4 == 6: // RFC 8200, section 3
-		src, dst, protocol = netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), b[6]
-		b = b[40:]
-	default:
-		return false, false
-	}
+	src, dst, protocol, b := split(b)
 	if protocol != c.Protocol || len(b) < 8 {
 		return false, false
 	}
@@ -189,6 +204,21 @@ func (c Connection) match(b []byte) (back, ok bool) {
 		return true, true
 	}
 	return false, false
+}
+
+// split takes a packet apart: what follows its IP header is nil where that has no ports.
+func split(b []byte) (src, dst netip.Addr, protocol uint8, payload []byte) {
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4: // RFC 791, section 3.1
+		src, dst, protocol = netip.AddrFrom4([4]byte(b[12:])), netip.AddrFrom4([4]byte(b[16:])), b[9]
+		if binary.BigEndian.Uint16(b[6:])&0x1fff != 0 {
+			return src, dst, protocol, nil // a later fragment
+		}
+		return src, dst, protocol, b[min(len(b), 4*int(b[0]&0xf)):]
+	case len(b) >= 40 && b[0]>>4 == 6: // RFC 8200, section 3
+		return netip.AddrFrom16([16]byte(b[8:])), netip.AddrFrom16([16]byte(b[24:])), b[6], b[40:]
+	}
+	return src, dst, 0, nil
 }
 
 // carries reports whether what follows an IP header has the connection's ports or identifier.

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
@@ -16,6 +17,9 @@ type Packet struct {
 	SrcPort, DstPort   uint16
 	ICMPType, ICMPCode uint8
 	ICMPID             uint16
+	// Mark is what the packet is known by where its addresses are translated: the sequence number of TCP, the initiate tag of
+	// SCTP, the content of a datagram of UDP, which is empty without.
+	Mark uint32
 }
 
 // Send sends a packet from a workload's network namespace, as the workload
@@ -71,13 +75,17 @@ func (p Packet) payload() []byte {
 	at := 0 // of the checksum
 	switch p.Protocol {
 	case unix.IPPROTO_TCP: // RFC 9293, section 3.1: a SYN
-		b = append(ports, 0, 0, 0, 1, 0, 0, 0, 0, 5<<4, 1<<1, 0xff, 0xff, 0, 0, 0, 0)
+		b = append(binary.BigEndian.AppendUint32(ports, cmp.Or(p.Mark, 1)), 0, 0, 0, 0, 5<<4, 1<<1, 0xff, 0xff, 0, 0, 0, 0)
 		at = 16
 	case unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE: // RFC 768; RFC 3828: its length is the covered part
 		b = append(ports, 0, 8, 0, 0)
+		if p.Mark != 0 {
+			b = binary.BigEndian.AppendUint32(b, p.Mark)
+			b[5] = byte(len(b))
+		}
 		at = 6
 	case unix.IPPROTO_SCTP:
-		return sctpInit(ports)
+		return sctpInit(ports, cmp.Or(p.Mark, 1))
 	case unix.IPPROTO_ICMP: // RFC 792
 		b = []byte{p.ICMPType, p.ICMPCode, 0, 0, byte(p.ICMPID >> 8), byte(p.ICMPID), 0, 1}
 		binary.BigEndian.PutUint16(b[2:], onesComplement(b))
@@ -95,11 +103,11 @@ func (p Packet) payload() []byte {
 	return b
 }
 
-// sctpInit returns an INIT chunk behind a common header (RFC 9260, sections
-// 3.1 and 3.3.2).
-func sctpInit(ports []byte) []byte {
-	b := append(ports, 0, 0, 0, 0, 0, 0, 0, 0)
-	b = append(b, 1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1)
+// sctpInit returns an INIT chunk with an initiate tag behind a common header (RFC 9260,
+// sections 3.1 and 3.3.2).
+func sctpInit(ports []byte, tag uint32) []byte {
+	b := append(ports, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 20)
+	b = append(binary.BigEndian.AppendUint32(b, tag), 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1)
 	binary.LittleEndian.PutUint32(b[8:], crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -59,6 +60,8 @@ func TestEtcd(t *testing.T) {
 		return nil
 	})
 
+	c.probed()
+
 	const policies = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
 	closed := `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"closed","namespace":"default"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},"policyTypes":["Ingress"],` +
 		`"ingress":[{"from":[{"podSelector":{"matchLabels":{"app":"other"}}}]}]}}`
@@ -103,4 +106,43 @@ func TestEtcd(t *testing.T) {
 		return nil
 	})
 	forbidden(t)
+}
+
+// probed sends packets from a pod on one host to a Service and to a port of another node, whose endpoint is on a third. Rules as
+// of kube-proxy translate them, and every host says where it saw them.
+func (c *cluster) probed() {
+	c.t.Helper()
+	where := func(name string) string {
+		a, err := c.Addr(name)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return a.String()
+	}
+	client, web, node1, node3 := where("node1/other"), where("node2/web"), where("node1"), where("node3")
+	create(c.t, "/api/v1/namespaces/default/services", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"probed"},"spec":{"type":"NodePort","clusterIP":"10.96.8.8","ports":[{"port":80,"targetPort":8080,"nodePort":30090}]}}`)
+	create(c.t, slicesPath, `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"probed-1","labels":{"kubernetes.io/service-name":"probed"}},"addressType":"IPv4","ports":[{"port":8080}],`+
+		`"endpoints":[{"addresses":["`+web+`"],"nodeName":"node2","targetRef":{"kind":"Pod","namespace":"default","name":"web"},"conditions":{"ready":true,"serving":true}}]}`)
+	await.Until(c.t, "node1 knows the Service and its endpoint", func() error {
+		_, err := c.Output(c.t.Context(), "node1", filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace", "--from", client, "--to", "service/default/probed")
+		return err
+	})
+	c.runIn(c.Space("node1"), "add table ip proxy\nadd chain ip proxy pre { type nat hook prerouting priority dstnat; }\nadd rule ip proxy pre ip daddr 10.96.8.8 tcp dport 80 dnat to "+web+":8080\n", "nft", "-f", "-")
+	c.runIn(c.Space("node3"), "add table ip proxy\nadd chain ip proxy pre { type nat hook prerouting priority dstnat; }\nadd chain ip proxy post { type nat hook postrouting priority srcnat; }\n"+
+		"add rule ip proxy pre ip daddr "+node3+" tcp dport 30090 meta mark set 0x4000 dnat to "+web+":8080\nadd rule ip proxy post meta mark 0x4000 masquerade fully-random\n", "nft", "-f", "-")
+	seen := func(node, what, way, from, to string) string {
+		return node + " +" + what + " +" + way + ` +\S+ +4 +` + from + " +" + to + `\s`
+	}
+	const arrived, any = `probe: it arrived at \S+:8080 \(default/web\), and its answer came back`, `[0-9.]+`
+	c.traceSays("to a Service", []string{"--from", client, "--to", "10.96.8.8", "--port", "80", "--probe"}, `\Awhole `, arrived,
+		seen("node1", "packet", "in", client, "10.96.8.8:80"), seen("node1", "packet", "out", client, web+":8080"), seen("node2", "packet", "in", client, web+":8080"),
+		seen("node2", "packet", "out", client, web+":8080"), seen("node2", "answer", "out", web+":8080", client), seen("node1", "answer", "out", "10.96.8.8:80", client))
+	c.traceSays("to a port of another node", []string{"--from", client, "--to", "node3:30090", "--probe"}, `\Awhole `, arrived,
+		seen("node1", "packet", "in", client, node3+":30090"), seen("node3", "packet", "in", node1, node3+":30090"), seen("node3", "packet", "out", any, web+":8080"),
+		seen("node2", "packet", "out", any, web+":8080"), seen("node3", "answer", "out", node3+":30090", node1), seen("node1", "answer", "out", node3+":30090", client))
+	c.runIn(c.Space("node2"), "add table ip fw\nadd chain ip fw c { type filter hook forward priority -300; }\nadd rule ip fw c tcp dport 8080 drop\n", "nft", "-f", "-")
+	c.traceSays("a rule of another program drops it at the endpoint's host", []string{"--from", client, "--to", "node3:30090", "--probe"}, `\Abroken +node2 +probe +on its way to \S+:8080 \(default/web\) it was seen last on node2, coming in by`)
+	c.runIn(c.Space("node2"), "delete table ip fw\n", "nft", "-f", "-")
+	c.runIn(c.Space("node3"), "flush chain ip proxy pre\n", "nft", "-f", "-")
+	c.traceSays("the node has no rule for its port", []string{"--from", client, "--to", "node3:30090", "--probe"}, `\Abroken +node3 +not-translated +node3 answered it by itself: nothing there translates `+node3+":30090 to an endpoint")
 }

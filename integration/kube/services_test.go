@@ -138,7 +138,12 @@ func (c *cluster) traced(what, from, to string, says ...string) {
 	if !strings.Contains(to, ":") {
 		to += ":80"
 	}
-	r, err := c.Exec(c.t.Context(), "node1", filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace", "--from", from, "--to", to)
+	c.traceSays(what, []string{"--from", from, "--to", to}, says...)
+}
+
+func (c *cluster) traceSays(what string, args []string, says ...string) {
+	c.t.Helper()
+	r, err := c.Exec(c.t.Context(), "node1", append([]string{filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace"}, args...)...)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -248,6 +253,7 @@ spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{ci
 	c.traced("from outside to a node's port", "198.51.100.7", "node1:30080", `tcp 198.51.100.7 → 10.1.0.11 port 30080 \(node port of Service default/web\)`, "externalTrafficPolicy is Local", "port 30080 of node1: the packet comes in here", "10.1.0.11:80 +- +node1 +followed", "there: tcp 198.51.100.7:0 → 10.1.0.11:80")
 	c.traced("to that of a node without endpoints", "node1", "node2:30080", "broken +node2 +no-local-endpoints", "its EndpointSlice|it is on node1, and externalTrafficPolicy is Local")
 	c.traced("a port of nodes that no Service has", "node1", "node2:30081", "there: tcp 10.1.0.11:0 → 10.1.0.12:30081")
+	c.traceSays("no proxy of Services runs here", []string{"--from", "host", "--to", "service/default/web", "--probe"}, "broken +node1 +not-translated +nothing on node1 translates 10.96.7.7:80 to an endpoint", `node1 +packet +out +eth0 +\d+ +10.1.0.11 +10.96.7.7:80`)
 	c.traced("no such Service", "node1", "service/default/none", "there is no Service default/none")
 	c.endpoints("node1", "node2")
 	c.announced("two have endpoints", "172.17.0.7/32", "node1", "node2")

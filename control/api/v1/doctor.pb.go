@@ -638,6 +638,8 @@ type Sighting struct {
 	Device        string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
 	Out           bool                   `protobuf:"varint,4,opt,name=out,proto3" json:"out,omitempty"` // it left by the device
 	Packets       uint32                 `protobuf:"varint,5,opt,name=packets,proto3" json:"packets,omitempty"`
+	Source        string                 `protobuf:"bytes,6,opt,name=source,proto3" json:"source,omitempty"`           // as they were there, of packets that are known by their mark: ADDRESS, of the Service's side
+	Destination   string                 `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"` // ADDRESS:PORT
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -707,16 +709,32 @@ func (x *Sighting) GetPackets() uint32 {
 	return 0
 }
 
+func (x *Sighting) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Sighting) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
 // WatchRequest has a host watch for the packets of one connection, in both directions.
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // addresses
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // addresses; empty: the packets are known by their mark
 	Destination   string                 `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
 	Protocol      uint32                 `protobuf:"varint,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	SourcePort    uint32                 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	Port          uint32                 `protobuf:"varint,5,opt,name=port,proto3" json:"port,omitempty"`
 	IcmpId        uint32                 `protobuf:"varint,6,opt,name=icmp_id,json=icmpId,proto3" json:"icmp_id,omitempty"`
 	For           *durationpb.Duration   `protobuf:"bytes,7,opt,name=for,proto3" json:"for,omitempty"`
+	Mark          uint32                 `protobuf:"varint,8,opt,name=mark,proto3" json:"mark,omitempty"`          // of a packet whose addresses are translated on its way
+	Ports         []uint32               `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"` // from which such a datagram is answered
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -796,6 +814,20 @@ func (x *WatchRequest) GetIcmpId() uint32 {
 func (x *WatchRequest) GetFor() *durationpb.Duration {
 	if x != nil {
 		return x.For
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetMark() uint32 {
+	if x != nil {
+		return x.Mark
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetPorts() []uint32 {
+	if x != nil {
+		return x.Ports
 	}
 	return nil
 }
@@ -1853,13 +1885,15 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"\tdelivered\x18\x03 \x01(\bR\tdelivered\x12\x1a\n" +
 	"\banswered\x18\x04 \x01(\bR\banswered\x12\x16\n" +
 	"\x06result\x18\x05 \x01(\tR\x06result\x12\x18\n" +
-	"\aunknown\x18\x06 \x03(\tR\aunknown\"v\n" +
+	"\aunknown\x18\x06 \x03(\tR\aunknown\"\xb0\x01\n" +
 	"\bSighting\x12\x12\n" +
 	"\x04back\x18\x01 \x01(\bR\x04back\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12\x10\n" +
 	"\x03out\x18\x04 \x01(\bR\x03out\x12\x18\n" +
-	"\apackets\x18\x05 \x01(\rR\apackets\"\xdf\x01\n" +
+	"\apackets\x18\x05 \x01(\rR\apackets\x12\x16\n" +
+	"\x06source\x18\x06 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\a \x01(\tR\vdestination\"\x89\x02\n" +
 	"\fWatchRequest\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
 	"\vdestination\x18\x02 \x01(\tR\vdestination\x12\x1a\n" +
@@ -1868,7 +1902,9 @@ const file_control_api_v1_doctor_proto_rawDesc = "" +
 	"sourcePort\x12\x12\n" +
 	"\x04port\x18\x05 \x01(\rR\x04port\x12\x17\n" +
 	"\aicmp_id\x18\x06 \x01(\rR\x06icmpId\x12+\n" +
-	"\x03for\x18\a \x01(\v2\x19.google.protobuf.DurationR\x03for\"9\n" +
+	"\x03for\x18\a \x01(\v2\x19.google.protobuf.DurationR\x03for\x12\x12\n" +
+	"\x04mark\x18\b \x01(\rR\x04mark\x12\x14\n" +
+	"\x05ports\x18\t \x03(\rR\x05ports\"9\n" +
 	"\rWatchResponse\x12(\n" +
 	"\x04seen\x18\x01 \x03(\v2\x14.routerd.v1.SightingR\x04seen\"S\n" +
 	"\x03Hop\x12\x12\n" +

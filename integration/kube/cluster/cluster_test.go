@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -204,6 +205,50 @@ func table(t *testing.T, sources []source, targets []target) (rows map[string]st
 	return rows, text
 }
 
+// probed sends a packet from the client to a Service and to a port of another node, and finds where the proxy of Services, which
+// translates it, has sent it.
+func probed(t *testing.T, c *cluster.Cluster, serviceIP string) {
+	t.Helper()
+	here := kubectl(t, c, "-n", "other", "get", "pods", "-l", "app=client", "-o", "jsonpath={.items[0].spec.nodeName}")
+	client := kubectl(t, c, "-n", "other", "get", "pods", "-l", "app=client", "-o", "jsonpath={.items[0].metadata.name}")
+	daemon := kubectl(t, c, "-n", "kube-system", "get", "pods", "-l", "app.kubernetes.io/name=routerd", "--field-selector", "spec.nodeName="+here, "-o", "jsonpath={.items[0].metadata.name}")
+	port := kubectl(t, c, "get", "service", "web", "-o", "jsonpath={.spec.ports[0].nodePort}")
+	there := c.Nodes[0].Name
+	if there == here {
+		there = c.Nodes[1].Name
+	}
+	for _, tt := range []struct {
+		to, sent  string
+		elsewhere bool // hosts whose datastore is the API do not ask each other: what happens there is not seen
+	}{
+		{to: "service/default/web", sent: serviceIP + ":80"},
+		{to: here + ":" + port, sent: `[0-9.]+:` + port},
+		{to: there + ":" + port, sent: `[0-9.]+:` + port, elsewhere: true},
+	} {
+		await.Until(t, "a packet to "+tt.to, func() error {
+			out, err := c.Kubectl(t.Context(), "", "-n", "kube-system", "exec", daemon, "--", "routerctl", "trace", "--from", "other/"+client, "--to", tt.to, "--probe")
+			if err != nil { // the exit code, as the way is unknown
+				out += err.Error()
+			}
+			endpoint, result := `[0-9.]+:8080`, `it arrived at [0-9.]+:8080 \(default/web-\w+\), and its answer came back`
+			if tt.elsewhere {
+				endpoint, result = tt.sent, "it arrived, and its answer came back"
+			}
+			for _, want := range []string{
+				`(?m)^ *probe: ` + result + `$`,
+				`(?m)^ *` + here + ` +packet +in +cali\w+ +\d+ +[0-9.]+ +` + tt.sent + `$`,
+				` +packet +out +\S+ +\d+ +[0-9.]+ +` + endpoint + `\n`,
+				`(?m)^ *` + here + ` +answer +out +cali\w+ +\d+ +` + tt.sent + ` +[0-9.]+$`,
+			} {
+				if !regexp.MustCompile(want).MatchString(out) {
+					return fmt.Errorf("no %q in\n%s", want, out)
+				}
+			}
+			return nil
+		})
+	}
+}
+
 // TestReach: pods of every node, Services, hosts and who is outside of the cluster reach
 // each other, and a NetworkPolicy leaves what it allows. A load balancer's address is
 // announced to the switch by the nodes that have an endpoint, with the client's address
@@ -262,6 +307,7 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 		})
 		t.Logf("%s:\n%s", what, last)
 	}
+	probed(t, c, serviceIP)
 	everybody := map[string]string{"client in other": yes(n + 2), "node1": yes(n + 2)}
 	for _, s := range sources[:n] {
 		everybody[s.name] = yes(n + 2)
