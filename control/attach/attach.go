@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -150,6 +151,7 @@ type Attacher struct {
 	flusher   *flusher
 	releaser  *releaser
 	reclaimer *reclaimer
+	adopter   *adopter
 	schedule  *schedule
 	steps     *runner
 	work      async.Signal // the datastore is to be written
@@ -201,12 +203,17 @@ func assemble(cfg Config) *Attacher {
 		ledger: ledger, store: db, addresses: addresses, endpoints: endpoints, own: own, schedule: schedule,
 		reclaim: reclaimer, steps: steps, log: log, pass: make(chan struct{}, 1),
 	}
+	mtus := &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log}
 	return &Attacher{
 		node: cfg.Node, usePodCIDR: cfg.UsePodCIDR, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
 		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
 		pods:     newPods(cfg.podAPI(db), cfg.Node, db, log),
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
-		mtus: &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log},
+		mtus: mtus,
+		adopter: &adopter{
+			node: cfg.Node, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, store: db, mtus: mtus,
+			steps: steps, retry: cfg.Retry, log: log,
+		},
 		releaser: &releaser{
 			behind: cfg.Behind && (cfg.Rules == nil || cfg.OwnWrites != nil),
 			ledger: ledger, locks: locks, host: host, store: db, addresses: addresses, endpoints: endpoints, gateways: gateways,
@@ -348,11 +355,13 @@ func (a *Attacher) Restore(ctx context.Context) error {
 
 // Run completes what was cut short: releases that the datastore's absence or
 // the daemon's end interrupted. It also gives the datastore back what it forgot
-// of living workloads; see [Attacher.HandleStore]. It returns when ctx ends.
+// of living workloads; see [Attacher.HandleStore]. At first it takes over the workloads
+// that Calico attached to this host. It returns when ctx ends.
 func (a *Attacher) Run(ctx context.Context) {
-	wires := make(chan struct{})
-	defer func() { <-wires }()
-	go func() { defer close(wires); a.releaser.runWires(ctx, a.work) }()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { a.releaser.runWires(ctx, a.work) })
+	beside.Go(func() { a.adopter.run(ctx) })
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var flush time.Time // when to write what has come; zero: nothing has

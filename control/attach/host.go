@@ -19,6 +19,8 @@ type Wire interface {
 	VerifyRoute(ctx context.Context, device string, addr netip.Addr) error
 	Devices(ctx context.Context) (map[string]string, error)
 	HostSysctls(device string, addrs []netip.Addr) []dataplane.Sysctl
+	Inspect(ctx context.Context, device, inside string) (workload.Unmarked, error)
+	Mark(ctx context.Context, device string, owner workload.Owner) error
 }
 
 // host is the kernel's side of attachments: their wires, and what the host needs

@@ -45,6 +45,7 @@ const (
 	reserved        // all addresses came out of the reserve, and nothing was recorded under these names before
 	completed       // ADD is done; the datastore is written after the answer
 	stored          // the datastore has it
+	adopted         // Calico's plugin attached it, and the datastore has it
 	flushing        // the datastore is about to be written
 	fenced          // another has an address
 	regained        // its addresses are its own again
@@ -76,6 +77,7 @@ func transitions() []transition {
 		{completed, attachedLocal, []state{addingLocal}},
 		{completed, attachedPending, []state{adding, attachedStored, attachedFenced}},
 		{stored, attachedStored, []state{adding, addingLocal, attachedLocal, attachedPending, attachedFenced}},
+		{adopted, attachedStored, []state{unrecorded}},
 		{flushing, attachedPending, []state{attachedLocal}},
 		{fenced, attachedFenced, []state{attachedLocal, attachedPending, attachedStored}},
 		{regained, attachedPending, []state{attachedFenced}},

@@ -81,3 +81,22 @@ func (n *Netns) Do(fn func() error) error {
 	}()
 	return <-c
 }
+
+// Mount mounts a namespace until the test ends, as container runtimes do, and returns
+// where.
+func Mount(t testing.TB, path string) string {
+	t.Helper()
+	at := filepath.Join(t.TempDir(), "mounted")
+	if err := os.WriteFile(at, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(path, at, "", unix.MS_BIND, ""); err != nil {
+		t.Fatalf("mount network namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount network namespace: %v", err)
+		}
+	})
+	return at
+}
