@@ -54,6 +54,7 @@ import (
 	"github.com/routerd/routerd/control/vrouter"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/adjacent"
+	"github.com/routerd/routerd/dataplane/felix"
 	"github.com/routerd/routerd/dataplane/ipip"
 	"github.com/routerd/routerd/dataplane/kernel"
 	"github.com/routerd/routerd/dataplane/vxlan"
@@ -304,8 +305,8 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 // startMark is the file that says that BGP was started since the host booted.
 func startMark(runDir string) string { return filepath.Join(runDir, "bgp.started") }
 
-// markBGP reports whether this is not the first start since the host booted:
-// only then do peers hold routes for us to confirm (RFC 4724, section 4.1).
+// markBGP reports whether this is not the first start since the host booted, or Calico
+// ran before it: only then do peers hold routes for us to confirm (RFC 4724, section 4.1).
 func (d *router) markBGP() (restarting bool, err error) {
 	f, err := os.OpenFile(startMark(d.cfg.RunDir), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if errors.Is(err, fs.ErrExist) {
@@ -314,7 +315,13 @@ func (d *router) markBGP() (restarting bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("mark the start of BGP: %w", err)
 	}
-	return false, f.Close()
+	if restarting, err = felix.Forwards(); err != nil {
+		d.log.Warn("it is not known whether Calico ran here; peers are not told that the host forwards as before", "error", err)
+	}
+	if restarting {
+		d.log.Info("Calico's routes are on this host: its BGP peers are asked to keep what they have of it")
+	}
+	return restarting, f.Close()
 }
 
 func (d *router) close() error {
