@@ -235,12 +235,14 @@ func (l *Lab) Start(ctx context.Context, host string) error {
 	if !ok {
 		return fmt.Errorf("restart %s: no such host; want one of %v", host, l.Hosts())
 	}
-	p, err := l.Daemon(host)
-	if err == nil {
-		err = stopProcess(ctx, p, stopWithin)
-	}
+	s, err := readState(l.name)
 	if err != nil {
-		return fmt.Errorf("restart %s: %w", host, err)
+		return err
+	}
+	if p, ran := s.Daemons[host]; ran {
+		if err := stopProcess(ctx, p, stopWithin); err != nil {
+			return fmt.Errorf("restart %s: %w", host, err)
+		}
 	}
 	return l.startDaemon(n)
 }

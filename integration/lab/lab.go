@@ -27,6 +27,9 @@ type Options struct {
 	Replace bool
 	// NoPods leaves the pods of the topology out.
 	NoPods bool
+	// NoDaemons starts no daemon, and so leaves the pods out too: something else runs on
+	// the hosts at first. [Lab.Start] starts one.
+	NoDaemons bool
 	// Underlay is called when the hosts' namespaces are there and nothing runs in them
 	// yet; optional.
 	Underlay func(*Lab) error
@@ -47,7 +50,7 @@ type Lab struct {
 // given up.
 const undoWithin = 30 * time.Second
 
-// Up makes a lab and returns when every host is ready and, unless NoPods is
+// Up makes a lab and returns when every host is ready and, unless NoPods or NoDaemons is
 // set, every pod is attached. On an error, also when ctx ends, nothing is left
 // of it.
 func Up(ctx context.Context, o Options) (*Lab, error) {
@@ -137,6 +140,10 @@ func (l *Lab) build(ctx context.Context, o Options) error {
 		if err := l.startBird(); err != nil {
 			return err
 		}
+	}
+	if o.NoDaemons {
+		_, err := updateState(l.name, func(s *state) error { s.Complete = true; return nil })
+		return err
 	}
 	if err := l.startHosts(ctx, o); err != nil {
 		return err

@@ -172,6 +172,22 @@ func (l *Lab) attachNew(ctx context.Context, p Pod) (Pod, error) {
 	return p, nil
 }
 
+// AddPod takes a pod into the lab that something else attached, or is about to: its
+// namespace, which may not be there yet, goes with the lab.
+func (l *Lab) AddPod(p Pod) error {
+	if _, ok := l.topology.node(p.Host); !ok {
+		return fmt.Errorf("host %s: not in lab %s; want one of %v", p.Host, l.name, l.Hosts())
+	}
+	_, err := updateState(l.name, func(s *state) error {
+		if s.pod(p.Host, p.Name) >= 0 {
+			return errors.New("there is a pod of this name already")
+		}
+		s.Pods = append(s.Pods, p)
+		return nil
+	})
+	return err
+}
+
 func (l *Lab) newPod(host, name string) (Pod, error) {
 	if _, ok := l.topology.node(host); !ok {
 		return Pod{}, fmt.Errorf("host %s: not in lab %s; want one of %v", host, l.name, l.Hosts())
