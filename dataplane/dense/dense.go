@@ -115,10 +115,11 @@ func (t *Table[K, R]) Remove(k K) {
 // reindex makes the index anew with that many places, in the order in which records lie in
 // memory.
 func (t *Table[K, R]) reindex(size int) {
-	t.index.reset(size)
+	fill := t.index.reset(size)
 	for r, rec := range t.All() {
-		t.index.add(uint32(r), t.hash(*t.key(rec)))
+		fill.add(uint32(r), t.hash(*t.key(rec)))
 	}
+	fill.done()
 }
 
 // All yields the records. They may be dropped meanwhile, and none made.

@@ -85,15 +85,42 @@ func (x *index) empty(n int) (size int, due bool) {
 	return len(x.places) / 2, len(x.places) > 1024 && n < len(x.places)/8
 }
 
-// reset forgets all; [index.add] then fills it.
-func (x *index) reset(size int) { x.places, x.graves = make([]uint32, size), 0 }
+// reset forgets all, and returns what fills the index again.
+func (x *index) reset(size int) *filling {
+	x.places, x.graves = make([]uint32, size), 0
+	return &filling{x: x}
+}
 
-// add notes a number that is not there, in an index without graves.
-func (x *index) add(id uint32, h uint64) {
-	mask := len(x.places) - 1
-	at := int(uint32(h)) & mask
-	for x.places[at] != 0 {
-		at = (at + 1) & mask
+// filling adds numbers to an index without graves, which has none of them. It keeps some
+// back, so that the turns to the host's memory that they cost are waited for together and
+// not one after the other.
+type filling struct {
+	x     *index
+	n     int
+	waits [64]struct {
+		id uint32
+		h  uint64
 	}
-	x.places[at] = id | tag(h)
+}
+
+func (f *filling) add(id uint32, h uint64) {
+	f.waits[f.n].id, f.waits[f.n].h = id, h
+	if f.n++; f.n == len(f.waits) {
+		f.done()
+	}
+}
+
+// done adds what waits yet.
+func (f *filling) done() {
+	places := f.x.places
+	mask := len(places) - 1
+	for i := range f.waits[:f.n] {
+		w := &f.waits[i]
+		at := int(uint32(w.h)) & mask
+		for places[at] != 0 {
+			at = (at + 1) & mask
+		}
+		places[at] = w.id | tag(w.h)
+	}
+	f.n = 0
 }

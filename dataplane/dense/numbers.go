@@ -101,10 +101,11 @@ func (t *Numbers[V]) Leave(id uint32) bool {
 
 // reindex makes the index anew with that many places.
 func (t *Numbers[V]) reindex(size int) {
-	t.index.reset(size)
+	fill := t.index.reset(size)
 	for id := range t.list {
 		if u := &t.list[id]; u.n > 0 {
-			t.index.add(uint32(id), maphash.Comparable(t.seed, u.value))
+			fill.add(uint32(id), maphash.Comparable(t.seed, u.value))
 		}
 	}
+	fill.done()
 }

@@ -209,19 +209,33 @@ func (t *one[K, V]) obtain(k K) uint32 {
 	return id
 }
 
+// grow makes the index anew. It takes several records at once, so that the turns to the
+// host's memory that they cost are waited for together and not one after the other.
 func (t *one[K, V]) grow() {
 	old := t.index
 	t.index = make([]uint32, 2*len(old))
 	mask := len(t.index) - 1
-	for _, v := range old {
-		if v == 0 {
-			continue
+	var entries [64]uint32
+	var homes [64]int
+	for len(old) > 0 {
+		n := 0
+		for len(old) > 0 && n < len(entries) {
+			if v := old[0]; v != 0 {
+				entries[n] = v
+				n++
+			}
+			old = old[1:]
 		}
-		slot := t.home(v)
-		for t.index[slot] != 0 {
-			slot = (slot + 1) & mask
+		for i, v := range entries[:n] {
+			homes[i] = t.home(v)
 		}
-		t.index[slot] = v
+		for i, v := range entries[:n] {
+			slot := homes[i]
+			for t.index[slot] != 0 {
+				slot = (slot + 1) & mask
+			}
+			t.index[slot] = v
+		}
 	}
 }
 
