@@ -246,6 +246,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			Devices: d.adjacent.Want,
 			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
+			Answers:   func() bool { return d.presence.Epoch() != 0 },
 			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKey.Changed,
 			Services: d.api != nil,
 			Inject: bgp.InjectOptions{

@@ -52,6 +52,11 @@ type Options struct {
 	// block. Nil: it always may.
 	MayResume func() bool
 
+	// Answers reports whether the datastore has answered this host since it started: then
+	// more of it is waited for before what was known before is gone by. It must not block.
+	// Nil: it is not known.
+	Answers func() bool
+
 	// KeysChanged is called when the datastore says that the keys of the cluster are others
 	// ([store.AnnotationBGPKeys] of the BGPConfiguration named default), or when it is first
 	// heard of: [Controller.SetKeys] is to have them. It must not block. Nil: it is not called.
@@ -260,7 +265,7 @@ func (c *Controller) drive(ctx context.Context) {
 	backoff := async.Backoff{Min: minRetry, Max: maxRetry}
 	retry := time.NewTimer(time.Hour)
 	retry.Stop()
-	patience := time.NewTimer(storePatience)
+	begin, patience := time.Now(), time.NewTimer(storePatience)
 	defer patience.Stop()
 	for {
 		select {
@@ -271,6 +276,10 @@ func (c *Controller) drive(ctx context.Context) {
 		case <-retry.C:
 		case <-c.damped.C:
 		case <-patience.C:
+			if c.reads(time.Since(begin)) {
+				patience.Reset(minRetry)
+				continue
+			}
 			c.mu.Lock()
 			c.patient = false
 			c.mu.Unlock()

@@ -16,6 +16,32 @@ import (
 // the routes of a speaker that restarts.
 const storePatience = 5 * time.Second
 
+// readPatience is how long it waits at most while the datastore answers and has not said all yet: what the disk has
+// may be a second older than what was advertised last, and peers would lose what is new with the End-of-RIB.
+const readPatience = 20 * time.Second
+
+// reads reports whether the datastore is still to be waited for, storePatience having passed: it answers, and peers
+// keep this host's routes for long enough.
+func (c *Controller) reads(waited time.Duration) bool {
+	if c.opts.Answers == nil || !c.opts.Answers() {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.view.synced || c.store != nil {
+		return false
+	}
+	limit := readPatience
+	if cfg, err := c.memo.desired(&c.view, c.opts.Node); err == nil {
+		for _, p := range cfg.Peers {
+			if p.wanted() && p.RestartTime > 0 {
+				limit = min(limit, p.RestartTime/2)
+			}
+		}
+	}
+	return waited < limit
+}
+
 // resume runs with a configuration that follows from the state on disk, or err
 // where there is none, while the datastore has said nothing, and as long as this
 // host may. It reports whether there is nothing to try again.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/cluster/clustertest"
@@ -75,4 +76,41 @@ func TestResumeOnlyIfItMay(t *testing.T) {
 	may.Store(true)
 	batch(store.Batch{Err: store.ErrUnavailable})
 	heard(true)
+}
+
+// TestReadsOn: a datastore that answers and has not said all yet is waited for longer than one that says nothing, but
+// not for longer than peers keep this host's routes.
+func TestReadsOn(t *testing.T) {
+	t.Parallel()
+	peer := func(restart string) store.Batch {
+		return store.Batch{Events: []store.Event{
+			bgpNode(t, "node1", "192.0.2.1/24"), conf(t, "default", `{"nodeToNodeMeshEnabled":false}`),
+			object(t, store.ResourceKey(store.KindBGPPeer, "tor"), `{"peerIP":"192.0.2.9","asNumber":64999`+restart+`}`),
+		}}
+	}
+	for _, tt := range []struct {
+		name    string
+		answers bool
+		disk    store.Batch
+		outage  error
+		waited  time.Duration
+		want    bool
+	}{
+		{"it answers", true, peer(""), nil, storePatience, true},
+		{"it answers, and takes too long", true, peer(""), nil, readPatience, false},
+		{"it has not answered", false, peer(""), nil, storePatience, false},
+		{"it answered, and is away", true, peer(""), store.ErrUnavailable, storePatience, false},
+		{"peers keep routes for less", true, peer(`,"maxRestartTime":"10s"`), nil, storePatience, false},
+		{"peers keep routes for long enough", true, peer(`,"maxRestartTime":"12s"`), nil, storePatience, true},
+		{"nothing is on disk", true, store.Batch{}, nil, storePatience, true},
+	} {
+		c := New(Options{Log: testLog(t), Node: "node1", Answers: func() bool { return tt.answers }})
+		disk := clustertest.Step("node1", tt.disk)
+		disk.Source, disk.Synced = cluster.Disk, true
+		c.take(disk)
+		c.take(clustertest.Step("node1", store.Batch{Err: tt.outage}))
+		if got := c.reads(tt.waited); got != tt.want {
+			t.Errorf("%s: after %v: %v", tt.name, tt.waited, got)
+		}
+	}
 }
