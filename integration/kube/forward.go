@@ -9,8 +9,8 @@ import (
 	"github.com/routerd/routerd/integration/lab/ns"
 )
 
-// Forward has the server answer, under its own address, in another network
-// namespace. Make one with [Server.Forward].
+// Forward has a server of this namespace answer, under its own address, in another network
+// namespace. Make one with [Server.Forward] or [NewForward].
 type Forward struct {
 	listener net.Listener
 	target   string
@@ -23,7 +23,12 @@ type Forward struct {
 
 // Forward starts a forwarder into a namespace. [Forward.Close] ends it.
 func (s *Server) Forward(space string) (*Forward, error) {
-	f := &Forward{target: "127.0.0.1:" + strconv.Itoa(s.port), conns: map[net.Conn]bool{}}
+	return NewForward(space, "127.0.0.1:"+strconv.Itoa(s.port))
+}
+
+// NewForward starts a forwarder for a server at a loopback address. [Forward.Close] ends it.
+func NewForward(space, target string) (*Forward, error) {
+	f := &Forward{target: target, conns: map[net.Conn]bool{}}
 	err := ns.Do(space, func() (err error) {
 		f.listener, err = net.Listen("tcp", f.target)
 		return err
