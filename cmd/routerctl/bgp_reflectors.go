@@ -26,12 +26,6 @@ which each node has a session with every other one.`,
 	return c
 }
 
-// Labels by which nodes are grouped.
-const (
-	rackLabel = "rack"
-	zoneLabel = "topology.kubernetes.io/zone"
-)
-
 func (a bgpCommands) reflectorsAutoCommand() *cobra.Command {
 	var count, perRack, perZone int
 	var per string
@@ -47,7 +41,7 @@ BGPConfiguration named default.`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var asked []store.Reflectors
-			for _, r := range []store.Reflectors{{Count: count, Per: per}, {Count: perRack, Per: rackLabel}, {Count: perZone, Per: zoneLabel}} {
+			for _, r := range []store.Reflectors{{Count: count, Per: per}, {Count: perRack, Per: store.LabelRack}, {Count: perZone, Per: store.LabelZone}} {
 				if r.Count != 0 {
 					asked = append(asked, r)
 				}
@@ -73,8 +67,8 @@ BGPConfiguration named default.`,
 	f := c.Flags()
 	f.IntVar(&count, "count", 0, "how many, in all or of each group, 1 to 16")
 	f.StringVar(&per, "per", "", "with --count: the label of nodes that groups them")
-	f.IntVar(&perRack, "per-rack", 0, "how many of the nodes with each value of the label rack")
-	f.IntVar(&perZone, "per-zone", 0, "how many of the nodes with each value of the label "+zoneLabel)
+	f.IntVar(&perRack, "per-rack", 0, "how many of the nodes with each value of the label rack, or without it of "+store.LabelZone)
+	f.IntVar(&perZone, "per-zone", 0, "how many of the nodes with each value of the label "+store.LabelZone)
 	return c
 }
 

@@ -76,7 +76,7 @@ func (v *View) groupOf(name string) string {
 	if r.auto.Per == "" {
 		return ""
 	}
-	return v.nodes[name].labels[r.auto.Per]
+	return store.GroupOf(v.nodes[name].labels, r.auto.Per)
 }
 
 func (r *reflection) reflects(name string) bool {

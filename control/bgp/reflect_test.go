@@ -264,8 +264,9 @@ func TestReflectorsAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		const n = 6
 		racks := rapid.IntRange(1, 3).Draw(rt, "racks")
+		label := rapid.SampledFrom([]string{store.LabelRack, store.LabelZone}).Draw(rt, "label") // a zone is a rack
 		s := newSimulation(t, n, func(i int) string {
-			text := fmt.Sprintf(`"rack":"r%d"`, i%racks)
+			text := fmt.Sprintf(`"%s":"r%d"`, label, i%racks)
 			if i == 0 {
 				text += `,"routerd.io/reflector":"never"`
 			}

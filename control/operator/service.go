@@ -327,7 +327,7 @@ func (s *Server) zone(ctx context.Context, node string) string {
 		return "" // hints do not count then
 	}
 	if n, ok := o.Value.(*store.Node); ok {
-		return n.Labels["topology.kubernetes.io/zone"]
+		return n.Labels[store.LabelZone]
 	}
 	return ""
 }

@@ -11,6 +11,7 @@ import (
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/doctor"
+	"github.com/routerd/routerd/store"
 )
 
 // State is how something is, as far as this host knows.
@@ -100,11 +101,6 @@ type Facts struct {
 	Tunnels *apiv1.TunnelsResponse
 }
 
-const (
-	rackLabel = "rack"
-	zoneLabel = "topology.kubernetes.io/zone"
-)
-
 // draw makes the picture.
 func draw(f Facts) Topology {
 	t := Topology{Node: f.Self.GetName(), Racks: []Rack{}, Hosts: []Host{}, Links: []Link{}, Notes: []string{}}
@@ -130,7 +126,7 @@ func draw(f Facts) Topology {
 
 // rackOf says with which others a node is drawn: by its label, else by its subnet.
 func rackOf(n *cluster.Node) (name, by string) {
-	for _, l := range []string{rackLabel, zoneLabel} {
+	for _, l := range []string{store.LabelRack, store.LabelZone} {
 		if v := n.Labels[l]; v != "" {
 			return v, "label " + l
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/doctor"
 	"github.com/routerd/routerd/dataplane/netdev"
+	"github.com/routerd/routerd/store"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -247,14 +248,14 @@ func TestTopology(t *testing.T) {
 func TestRacks(t *testing.T) {
 	t.Parallel()
 	f := facts()
-	f.Nodes[1].Labels = map[string]string{rackLabel: "r7", zoneLabel: "z"}
-	f.Nodes[2].Labels = map[string]string{zoneLabel: "z"}
+	f.Nodes[1].Labels = map[string]string{store.LabelRack: "r7", store.LabelZone: "z"}
+	f.Nodes[2].Labels = map[string]string{store.LabelZone: "z"}
 	f.Nodes = append(f.Nodes, &cluster.Node{Name: "node4", Encaps: &cluster.Encaps{}})
 	got := map[string]string{}
 	for _, r := range draw(f).Racks {
 		got[r.Name] = r.By
 	}
-	want := map[string]string{"10.1.0.0/24": "subnet", "r7": "label " + rackLabel, "z": "label " + zoneLabel, "no address": "its Node has none"}
+	want := map[string]string{"10.1.0.0/24": "subnet", "r7": "label " + store.LabelRack, "z": "label " + store.LabelZone, "no address": "its Node has none"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}
