@@ -114,7 +114,7 @@ func (w *desired) differElems(p *plan, j *journal) {
 		}
 		var del, put []element
 		for _, key := range slices.Sorted(maps.Keys(j.elems[name])) {
-			del, put = differElem(j.elems[name][key], key, now.elems, del, put)
+			del, put = differElem(j.elems[name][key], key, now.elems, now.spec.isInterval(), del, put)
 		}
 		p.changeElems(name, now, del, put)
 	}
@@ -131,9 +131,15 @@ func (w *desired) differElems(p *plan, j *journal) {
 				old[key] = e.data
 			}
 		}
+		if now.spec.isInterval() {
+			if !maps.Equal(old, now.elems) {
+				p.changeElems(name, now, sortedElems(old), sortedElems(now.elems))
+			}
+			continue
+		}
 		var del, put []element
 		for _, e := range sortedElems(old) {
-			del, put = differElem(e, e.key, now.elems, del, put)
+			del, put = differElem(e, e.key, now.elems, false, del, put)
 		}
 		for _, e := range sortedElems(now.elems) {
 			if _, ok := old[e.key]; !ok {
@@ -144,13 +150,14 @@ func (w *desired) differElems(p *plan, j *journal) {
 	}
 }
 
-// differElem compares one element; old has no key if there was none.
-func differElem(old element, key string, now map[string]string, del, put []element) ([]element, []element) {
+// differElem compares one element; old has no key if there was none. An element that stays is made anew in a set of intervals:
+// one of its bounds may be another's too, and the kernel refuses a bound that lies inside of an interval which is not deleted whole.
+func differElem(old element, key string, now map[string]string, intervals bool, del, put []element) ([]element, []element) {
 	data, wanted := now[key]
-	if old.key != "" && (!wanted || data != old.data) {
+	if old.key != "" && (!wanted || intervals || data != old.data) {
 		del = append(del, old)
 	}
-	if wanted && (old.key == "" || data != old.data) {
+	if wanted && (old.key == "" || intervals || data != old.data) {
 		put = append(put, element{key, data})
 	}
 	return del, put
