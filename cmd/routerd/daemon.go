@@ -269,7 +269,8 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	ac := attach.Config{
-		Node: name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
+		Network: c.CNI.NetworkName,
+		Node:    name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
 		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.kube != nil, UsePodCIDR: c.IPAM.UsePodCIDR, Ready: d.attachReady, Held: d.mayWrite,
 		Rules: d.policy.Rules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
 	}

@@ -20,6 +20,7 @@ import (
 // attachments like any other.
 type adopter struct {
 	node      string
+	network   string // see Config.Network
 	ledger    *ledger
 	locks     *locks
 	host      *host
@@ -74,7 +75,7 @@ func (x *adopter) all(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	adopted := 0
+	adopted, strange := 0, ""
 	for _, o := range endpoints {
 		w, ok := o.Value.(*store.WorkloadEndpoint)
 		if !ok || w.Spec.Node != x.node || !devices[w.Spec.InterfaceName] {
@@ -87,7 +88,9 @@ func (x *adopter) all(ctx context.Context) error {
 		}
 		switch {
 		case err == nil:
-			adopted++
+			if adopted++; x.network != "" && r.Network != x.network {
+				strange = r.Network
+			}
 		case errors.Is(err, errNotAdopted) || errors.Is(err, workload.ErrDiffers):
 			x.log.Warn("a workload that Calico attached is not taken over; start it anew", "endpoint", o.Key, "device", w.Spec.InterfaceName, "error", err)
 		default:
@@ -99,6 +102,10 @@ func (x *adopter) all(ctx context.Context) error {
 	}
 	if adopted > 0 {
 		x.log.Info("workloads that Calico attached are taken over", "workloads", adopted)
+	}
+	if strange != "" {
+		x.log.Error("workloads that Calico attached are of another network than the CNI configuration names, so their DEL will not find them: set cni.networkName to it",
+			"network", strange, "configured", x.network)
 	}
 	return errors.Join(errs...)
 }

@@ -43,6 +43,9 @@ func (w *world) calico(endpoint, block string, mounted bool) AddRequest {
 	req.Workload = Workload{Orchestrator: Kubernetes, Namespace: "ns1", Pod: "web-0"}
 	r := recordOf(req.ID, req.Workload)
 	r.Netns, r.MTU, r.MAC, r.Addresses = req.Netns, 1480, "fe:00:00:00:00:05", []Address{{Addr: netip.MustParseAddr("192.168.64.5")}}
+	if strings.Contains(endpoint, "fd00:64::5") {
+		r.Addresses = append(r.Addresses, Address{Addr: netip.MustParseAddr("fd00:64::5")})
+	}
 	if _, err := w.wire.Attach(w.t.Context(), r.spec()); err != nil {
 		w.t.Fatal(err)
 	}
@@ -60,19 +63,24 @@ func (w *world) calico(endpoint, block string, mounted bool) AddRequest {
 		{Kind: store.KindWorkloadEndpoint, Namespace: "ns1", Name: "node--a-k8s-web--0-eth0"}: endpoint,
 		store.BlockKey(netip.MustParsePrefix("192.168.64.4/30")):                              block,
 	} {
-		if raw == "" {
-			continue
-		}
-		v, err := store.Decode(key, []byte(raw))
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		if _, err := w.store.Txn(w.t.Context(), store.Op{Action: store.Put, Object: store.Object{Key: key, Value: v}}); err != nil {
-			w.t.Fatal(err)
+		if raw != "" {
+			w.write(key, raw)
 		}
 	}
 	w.ipam.held[calicosHandle] = map[dataplane.Family]netip.Addr{dataplane.IPv4: netip.MustParseAddr("192.168.64.5")}
 	return req
+}
+
+// write writes an object to the datastore in its bytes.
+func (w *world) write(key store.Key, raw string) {
+	w.t.Helper()
+	v, err := store.Decode(key, []byte(raw))
+	if err == nil {
+		_, err = w.store.Txn(w.t.Context(), store.Op{Action: store.Put, Object: store.Object{Key: key, Value: v}})
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // TestAdopt: a pod that Calico's plugin attached is an attachment like any other
@@ -109,6 +117,70 @@ func TestAdopt(t *testing.T) {
 	a = w.start()
 	if err := a.adopter.all(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+	w.check(a, req)
+	w.del(a, req)
+	w.expectClean()
+}
+
+// TestAdoptKubernetes: the same where Kubernetes' API is the datastore: there the endpoint is
+// the pod, by its annotations and as the API says what it is, and has no MAC address.
+func TestAdoptKubernetes(t *testing.T) {
+	t.Parallel()
+	w := kubeWorld(t)
+	req := w.calico(strings.Replace(calicosPod, `"mac":"fe:00:00:00:00:05",`, "", 1), calicosBlock, true)
+	a := w.start()
+	if err := a.adopter.all(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if r, _ := a.ledger.get(req.ID); r.State != attachedStored || r.MAC != "" {
+		t.Errorf("record %+v", r)
+	}
+	w.check(a, req)
+	// A node that is made anew has the pod's addresses written again.
+	if !a.reclaimer.all(t.Context()) {
+		t.Error("not all was written again")
+	}
+	w.del(a, req)
+	w.expectClean()
+}
+
+// TestAdoptAnotherNetwork: whose CNI configuration has another network's name is told.
+func TestAdoptAnotherNetwork(t *testing.T) {
+	t.Parallel()
+	for network, told := range map[string]bool{"": false, "k8s-pod-network": false, "routerd": true} {
+		w := newWorld(t)
+		var mu sync.Mutex
+		var log strings.Builder
+		w.cfg = func(c *Config) { c.Network, c.Log = network, logTo(&mu, &log) }
+		w.calico(calicosPod, calicosBlock, true)
+		if err := w.start().adopter.all(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(log.String(), "set cni.networkName") != told {
+			t.Errorf("network %q: %s", network, log.String())
+		}
+	}
+}
+
+// TestAdoptIPv6: the host's end is the gateway of a pod of both families.
+func TestAdoptIPv6(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	six := strings.Replace(calicosPod, `"192.168.64.5/32"`, `"192.168.64.5/32","fd00:64::5/128"`, 1)
+	req := w.calico(six, calicosBlock, true)
+	const block = `{"cidr":"fd00:64::4/126","affinity":"host:node-a","allocations":[null,0,null,null],"unallocated":[0,2,3],` +
+		`"attributes":[{"handle_id":"k8s-pod-network.c0ffee","secondary":{"node":"node-a","namespace":"ns1","pod":"web-0"}}],"sequenceNumber":1,"sequenceNumberForAllocation":{"1":0},"deleted":false}`
+	w.write(store.BlockKey(netip.MustParsePrefix("fd00:64::4/126")), block)
+	w.ipam.held[calicosHandle][dataplane.IPv6] = netip.MustParseAddr("fd00:64::5")
+	a := w.start()
+	if err := a.adopter.all(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r, _ := a.ledger.get(req.ID)
+	diff(t, "addresses", []string{"192.168.64.5", "fd00:64::5"}, []string{r.addrs()[0].String(), r.addrs()[1].String()})
+	if routes := strings.Join(w.sink.wanted(), "\n"); !strings.Contains(routes, "fd00:64::5/128") {
+		t.Errorf("no route is wanted: %s", routes)
 	}
 	w.check(a, req)
 	w.del(a, req)

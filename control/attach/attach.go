@@ -70,7 +70,10 @@ type Endpoint struct {
 // Config is what [New] needs. All fields without a default are required.
 type Config struct {
 	Node string // this host's name in the datastore
-	Dir  string // for the MTU of workloads; made with mode 0700 if missing
+	// Network is the name that the CNI plugin's configuration gives the network; empty: it
+	// is not compared with that of workloads which Calico attached.
+	Network string
+	Dir     string // for the MTU of workloads; made with mode 0700 if missing
 	// Journal keeps the records, under keys that begin with "workload/".
 	Journal *journal.Journal
 	IPAM    IPAM
@@ -211,7 +214,7 @@ func assemble(cfg Config) *Attacher {
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
 		mtus: mtus,
 		adopter: &adopter{
-			node: cfg.Node, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, store: db, mtus: mtus,
+			node: cfg.Node, network: cfg.Network, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, store: db, mtus: mtus,
 			steps: steps, retry: cfg.Retry, log: log,
 		},
 		releaser: &releaser{
