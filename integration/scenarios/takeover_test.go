@@ -104,6 +104,10 @@ func TestTakeoverFromCalico(t *testing.T) {
 func (c *calico) takeOver(h calicoHost) {
 	c.t.Helper()
 	before := c.devices(h)
+	monitors := map[string]*monitor{}
+	for _, o := range c.hosts {
+		monitors[o.name] = watchRoutes(c.t, c.Lab, o.name)
+	}
 	c.stop(h)
 	if err := c.Restart(await.Context(c.t), h.name); err != nil {
 		c.t.Fatal(err)
@@ -142,6 +146,13 @@ func (c *calico) takeOver(h calicoHost) {
 		}
 		return ""
 	})
+	for host, m := range monitors {
+		for _, line := range m.stop(c.t) {
+			if strings.HasPrefix(line, "Deleted") && strings.Contains(line, "192.168.") && !strings.Contains(line, "nexthop") {
+				c.t.Errorf("while %s was taken over, a route was deleted on %s: %s", h.name, host, line)
+			}
+		}
+	}
 }
 
 // cleanUp removes what Calico left on a host and routerd did not take over.
