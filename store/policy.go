@@ -61,9 +61,9 @@ const (
 	TierKubeBaseline = "kube-baseline"
 )
 
-// AnnotationProblems says of a policy that stands for an object of Kubernetes
-// which of its rules cannot be carried out as they are, and what is done in their
-// place.
+// AnnotationProblems says of a policy or a Node that stands for an object of Kubernetes
+// which of its rules or annotations cannot be carried out as they are, and what is done in
+// their place.
 const AnnotationProblems = "routerd.io/problems"
 
 // AnnotationMetadata holds, in what is stored of a policy, the name that its

@@ -53,6 +53,16 @@ func TestKubernetes(t *testing.T) {
 	available := []string{`"projectcalico.org/IPv4Address":"10.1.0.11/24"`, `"reason":"RouterdIsUp","status":"False","type":"NetworkUnavailable"`}
 	says("the host is on its Node", node, available...)
 
+	// What somebody writes there in its place is no address.
+	spoilt := strings.Replace(string(api.Get(node)), available[0], `"projectcalico.org/IPv4Address":"ten"`, 1)
+	if !strings.Contains(spoilt, `"ten"`) {
+		t.Fatalf("the Node is %s", spoilt)
+	}
+	if err := api.Create(node, spoilt); err != nil {
+		t.Fatal(err)
+	}
+	says("the host is on its Node again", node, available...)
+
 	at := &apiv1.Attachment{Network: "routerd", ContainerId: "c1", Ifname: "eth0"}
 	web := &apiv1.Workload{Orchestrator: "k8s", Namespace: "default", Pod: "web"}
 	web.Uid = uidOf(t, api.Get(pod))
@@ -87,6 +97,106 @@ func TestKubernetes(t *testing.T) {
 	if state := r.kill(syscall.SIGTERM); !state.Success() {
 		t.Errorf("stopped, it ended with %s", state)
 	}
+}
+
+// TestNamespaceDeleted: a namespace goes with all that is in it, in the order that the API likes,
+// while a pod of it runs. That pod's end is clean, pods of others keep what they have, and the
+// namespace and the pod come again under the same names.
+func TestNamespaceDeleted(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	api, kubeconfig := kubernetesAPI(t, h)
+	boot, err := bootid.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ns, pods = "/api/v1/namespaces/", "/pods/"
+	pod := `{"kind":"Pod","apiVersion":"v1","spec":{"nodeName":"node1","serviceAccountName":"default"},"status":{"phase":"Pending"}}`
+	team := map[string]string{
+		ns + "team":                         `{"kind":"Namespace","apiVersion":"v1","metadata":{"labels":{"team":"a"}}}`,
+		ns + "team/serviceaccounts/default": `{"kind":"ServiceAccount","apiVersion":"v1"}`,
+		ns + "team/services/db":             `{"kind":"Service","apiVersion":"v1","spec":{"clusterIP":"10.96.0.9"}}`,
+		ns + "team" + pods + "db":           pod,
+		"/apis/networking.k8s.io/v1/namespaces/team/networkpolicies/closed": `{"kind":"NetworkPolicy","apiVersion":"networking.k8s.io/v1","spec":{"podSelector":{},"policyTypes":["Ingress"]}}`,
+	}
+	createAll(t, api, team)
+	createAll(t, api, map[string]string{
+		"/api/v1/nodes/node1":                  fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","status":{"addresses":[{"type":"InternalIP","address":"10.1.0.11"}],"nodeInfo":{"bootID":%q}}}`, boot),
+		ns + "kube-system":                     `{"kind":"Namespace","apiVersion":"v1"}`,
+		ns + "default":                         `{"kind":"Namespace","apiVersion":"v1"}`,
+		ns + "default/serviceaccounts/default": `{"kind":"ServiceAccount","apiVersion":"v1"}`,
+		ns + "default" + pods + "web":          pod,
+	})
+	h.config["datastore"] = map[string]any{"kind": "kubernetes", "kubernetes": map[string]any{"kubeconfig": kubeconfig}}
+	h.config["address"] = map[string]any{"ipv4": "kubernetes-internal-ip"}
+	r := h.start()
+	r.ready()
+	workload := func(namespace, name string) *apiv1.Workload {
+		return &apiv1.Workload{Orchestrator: "k8s", Namespace: namespace, Pod: name}
+	}
+	add := func(namespace, name, id string) (*netnstest.Netns, string) {
+		t.Helper()
+		inside, path := netnstest.New(t), ns+namespace+pods+name
+		w := workload(namespace, name)
+		w.Uid = uidOf(t, api.Get(path))
+		got, err := r.cni.Add(await.Context(t), &apiv1.AddRequest{Attachment: &apiv1.Attachment{Network: "routerd", ContainerId: id, Ifname: "eth0"}, Workload: w, Netns: inside.Path, AssignIpv4: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, _, _ := strings.Cut(got.GetAddresses()[0].GetCidr(), "/")
+		await.Until(t, "the API has the pod's address", func() error {
+			return mentions(string(api.Get(path)), `"cni.projectcalico.org/podIP":"`+addr+`/32"`)
+		})
+		return inside, addr
+	}
+	const handle = "/apis/projectcalico.org/v3/ipamhandles/"
+	there := func(what, path string, want bool) {
+		t.Helper()
+		await.Until(t, what, func() error {
+			if is := api.Get(path) != nil; is != want {
+				return fmt.Errorf("%s is there: %v", path, is)
+			}
+			return nil
+		})
+	}
+	web, addr := add("default", "web", "c1")
+	db, _ := add("team", "db", "c2")
+	there("the pod's handle", handle+"routerd.c2", true)
+	l := listenIn(t, web, addr+":80")
+	defer l.Close()
+	reaches := func(what string, from *netnstest.Netns) {
+		t.Helper()
+		await.Until(t, what, func() error {
+			return from.Do(func() error {
+				c, err := (&net.Dialer{Timeout: time.Second}).DialContext(t.Context(), "tcp4", l.Addr().String())
+				if err == nil {
+					err = c.Close()
+				}
+				return err
+			})
+		})
+	}
+	reaches("the pods reach each other", db)
+
+	for path := range team { // in any order
+		api.Delete(path)
+	}
+	if _, err := r.cni.Del(await.Context(t), &apiv1.DelRequest{Attachment: &apiv1.Attachment{Network: "routerd", ContainerId: "c2", Ifname: "eth0"}, Workload: workload("team", "db")}); err != nil {
+		t.Fatalf("the end of a pod that the API has no more: %v", err)
+	}
+	there("the pod's handle is gone", handle+"routerd.c2", false)
+	there("the other's stays", handle+"routerd.c1", true)
+	r.when("one workload is left", func(n *apiv1.NodeResponse) error {
+		if n.GetWorkloads() != 1 {
+			return fmt.Errorf("%d workloads", n.GetWorkloads())
+		}
+		return nil
+	})
+
+	createAll(t, api, team)
+	again, _ := add("team", "db", "c3")
+	reaches("the pod that was made anew reaches the other", again)
+	r.ready()
 }
 
 // kubernetesAPI serves an API of Kubernetes on a host, and returns the file that leads there.

@@ -24,6 +24,7 @@ type flusher struct {
 	steps     *runner
 	log       *slog.Logger
 	pass      chan struct{} // holds a token while it flushes
+	away      bool          // the datastore was, when it was written to last; for who has the token
 }
 
 // flushChunk is how many attachments are written together: each has an endpoint,
@@ -61,9 +62,13 @@ func (f *flusher) all(ctx context.Context, later func(ID) bool) bool {
 			}
 		}
 		if len(errs) > 0 {
-			f.log.Warn("what was attached is not all in the datastore yet; will try again", "attachments", len(due), "left", left, "error", errors.Join(errs...))
+			level := slog.LevelWarn
+			if away && f.away {
+				level = slog.LevelDebug // pods that come and go meanwhile say nothing else
+			}
+			f.log.Log(ctx, level, "what was attached is not all in the datastore yet; will try again", "attachments", len(due), "left", left, "error", errors.Join(errs...))
 		}
-		if away {
+		if f.away = away; away {
 			// The others would only wait as long.
 			for _, r := range due {
 				f.schedule.failed(r.id())

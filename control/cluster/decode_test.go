@@ -76,6 +76,11 @@ func TestNode(t *testing.T) {
 			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv6: netip.MustParsePrefix("fd00:1::12/64")}, Hosts: addrs("fd00:1::12")}, err: `spec.bgp.ipv4Address "ten"`,
 		},
 		{
+			name: "an annotation of Kubernetes' Node that is no address", annotations: `"routerd.io/problems":"annotation projectcalico.org/IPv4Address: \"ten\""`,
+			spec: `"bgp":{"ipv6Address":"fd00:1::12/64"}`,
+			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv6: netip.MustParsePrefix("fd00:1::12/64")}, Hosts: addrs("fd00:1::12")}, err: `IPv4Address: "ten"`,
+		},
+		{
 			name: "an address of the other family", spec: `"bgp":{"ipv4Address":"fd00:1::12/64"}`,
 			want: Node{BGP: true, Addr: Families[netip.Prefix]{IPv6: netip.MustParsePrefix("fd00:1::12/64")}, Hosts: addrs("fd00:1::12")}, err: "want an IPv4 address",
 		},

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -147,6 +148,9 @@ func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
 		n.setAddr(b.IPv4Address, dataplane.IPv4, "ipv4Address", "an IPv4 address with its subnet's length such as 10.1.0.11/24")
 		n.setAddr(b.IPv6Address, dataplane.IPv6, "ipv6Address", "an IPv6 address with its subnet's length such as fd00:1::11/64")
 		setTunnel(&n.IPIPAddr, b.IPv4IPIPTunnelAddr)
+	}
+	if text := r.Annotations[store.AnnotationProblems]; text != "" && n.AddrErr == nil {
+		n.AddrErr = errors.New(text)
 	}
 	setTunnel(&n.IPIPAddr, r.Annotations[store.AnnotationIPv6IPIPTunnelAddr])
 	setTunnel(&n.VXLANAddr, r.Spec.IPv4VXLANTunnelAddr)

@@ -206,6 +206,8 @@ func (e *ends) missingAddr(inner dataplane.Family, n *cluster.Node) error {
 	switch {
 	case len(e.hosts) == 0:
 		return fmt.Errorf("%s address of this host: %w", inner, dataplane.ErrIncomplete)
+	case familiesOf(n) == familySet{} && n.AddrErr != nil:
+		return fmt.Errorf("%s address of node %s: %w: %w", inner, n.Name, n.AddrErr, dataplane.ErrIncomplete)
 	case familiesOf(n) == familySet{}:
 		return fmt.Errorf("%s address of node %s: %w", inner, n.Name, dataplane.ErrIncomplete)
 	}

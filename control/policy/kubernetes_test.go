@@ -490,20 +490,49 @@ func (k *kubernetes) String() string {
 }
 
 // TestKubernetesProblems: what of an object of Kubernetes cannot be carried out is
-// among the problems, and what can be is in force.
+// among the problems with its field, and less is allowed for it, never more.
 func TestKubernetesProblems(t *testing.T) {
 	t.Parallel()
-	k := &kubernetes{cluster: []*v1alpha2.ClusterNetworkPolicy{{
-		ObjectMeta: metav1.ObjectMeta{Name: "future", ResourceVersion: "1"},
-		Spec: v1alpha2.ClusterNetworkPolicySpec{
-			Tier: v1alpha2.AdminTier, Subject: v1alpha2.ClusterNetworkPolicySubject{Namespaces: &metav1.LabelSelector{}},
-			Ingress: []v1alpha2.ClusterNetworkPolicyIngressRule{{Action: v1alpha2.ClusterNetworkPolicyRuleActionPass, From: []v1alpha2.ClusterNetworkPolicyIngressPeer{{}}}},
+	clusterPolicy := func(action v1alpha2.ClusterNetworkPolicyRuleAction) *kubernetes {
+		return &kubernetes{cluster: []*v1alpha2.ClusterNetworkPolicy{{
+			ObjectMeta: metav1.ObjectMeta{Name: "future", ResourceVersion: "1"},
+			Spec: v1alpha2.ClusterNetworkPolicySpec{
+				Tier: v1alpha2.AdminTier, Subject: v1alpha2.ClusterNetworkPolicySubject{Namespaces: &metav1.LabelSelector{}},
+				Ingress: []v1alpha2.ClusterNetworkPolicyIngressRule{{Action: action, From: []v1alpha2.ClusterNetworkPolicyIngressPeer{{}}}},
+			},
+		}}}
+	}
+	namespaced := func(spec networkingv1.NetworkPolicySpec) *kubernetes {
+		return &kubernetes{policies: []*networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", ResourceVersion: "1"}, Spec: spec}}}
+	}
+	low, end := intstr.FromInt32(90), int32(80)
+	for _, tt := range []struct {
+		name     string
+		k        *kubernetes
+		key, why string
+	}{
+		{"a peer of a later version", clusterPolicy(v1alpha2.ClusterNetworkPolicyRuleActionPass), "kcnp.future", "spec.ingress[0]: peer 0: it has no field that is known here; it denies everything"},
+		{"an action of a later version", clusterPolicy("Log"), "kcnp.future", `spec.ingress[0].action: "Log" is not known here; it denies everything`},
+		{
+			"a range with leading zeros", namespaced(networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
+				{PodSelector: &metav1.LabelSelector{}}, {IPBlock: &networkingv1.IPBlock{CIDR: "010.1.0.0/16"}},
+			}}}}), "knp.default.web", `spec.ingress[0]: peer 1: ipBlock.cidr: "010.1.0.0/16" is no CIDR such as 10.1.0.0/16, without leading zeros; it stands for nobody`,
 		},
-	}}}
-	c, _ := newMirror(policy.Config{})
-	c.Update(store.Batch{Events: events(k.objects(t)), Synced: true})
-	got := c.Problems()
-	if len(got) != 1 || got[0].Key.Name != "kcnp.future" || !strings.Contains(got[0].Reason, "spec.ingress[0]: peer 0: it has no field that is known here; it denies everything") {
-		t.Errorf("%+v", got)
+		{
+			"an exception with leading zeros", namespaced(networkingv1.NetworkPolicySpec{Egress: []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{
+				{IPBlock: &networkingv1.IPBlock{CIDR: "10.0.0.0/8", Except: []string{"10.01.0.0/16"}}},
+			}}}}), "knp.default.web", `spec.egress[0]: peer 0: ipBlock.except: "10.01.0.0/16" is no CIDR`,
+		},
+		{
+			"a range of ports that ends before it begins", namespaced(networkingv1.NetworkPolicySpec{Ingress: []networkingv1.NetworkPolicyIngressRule{{Ports: []networkingv1.NetworkPolicyPort{{Port: &low, EndPort: &end}}}}}),
+			"knp.default.web", `spec.ingress[0].ports: "90:80" is no port; the rule allows nothing`,
+		},
+	} {
+		c, _ := newMirror(policy.Config{})
+		c.Update(store.Batch{Events: events(tt.k.objects(t)), Synced: true})
+		got := c.Problems()
+		if len(got) != 1 || got[0].Key.Name != tt.key || !strings.Contains(got[0].Reason, tt.why) {
+			t.Errorf("%s: %+v", tt.name, got)
+		}
 	}
 }

@@ -101,6 +101,47 @@ func TestAnnounced(t *testing.T) {
 	}
 }
 
+// TestManyEndpoints: of a Service with 10,000 endpoints in 100 slices, one of which is here, the
+// address is announced until that one ends, and whoever else comes and goes changes nothing.
+func TestManyEndpoints(t *testing.T) {
+	t.Parallel()
+	table := NewTable("a")
+	table.SetRanges(Ranges{LoadBalancer: prefixes("172.16.0.0/24")})
+	table.SetService(store.ServiceKey("default", "web"), &store.Service{ClusterIPs: []string{"10.96.0.1"}, LoadBalancerIPs: []string{"172.16.0.1"}, ExternalLocal: true})
+	slice := func(i int) (store.Key, *store.EndpointSlice) {
+		nodes := map[string]store.EndpointsHere{}
+		for n := range 100 {
+			nodes[fmt.Sprintf("n%d", (i*100+n)%5000)] = ready
+		}
+		return store.EndpointSliceKey("default", fmt.Sprint("web-", i)), on(false, nodes)
+	}
+	for i := range 100 {
+		if table.SetSlice(slice(i)) {
+			t.Fatalf("slice %d changes what is announced", i)
+		}
+	}
+	announced := func(what string, want bool) {
+		t.Helper()
+		if _, is := table.Announced("a")[netip.MustParseAddr("172.16.0.1")]; is != want {
+			t.Errorf("%s: announced is %v", what, is)
+		}
+	}
+	announced("none is here", false)
+	key, s := slice(50)
+	s.Nodes["a"] = ready
+	if !table.SetSlice(key, s) {
+		t.Error("the first one here changes nothing")
+	}
+	announced("one is here", true)
+	for i := range 50 {
+		other, _ := slice(i)
+		table.SetSlice(other, nil)
+	}
+	announced("half are gone", true)
+	table.SetSlice(slice(50))
+	announced("the one here is gone", false)
+}
+
 // TestSharedAddress: of two Services with one address the one that serves counts, and
 // when it is gone the other.
 func TestSharedAddress(t *testing.T) {

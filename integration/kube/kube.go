@@ -64,6 +64,7 @@ type Server struct {
 	CAFile string
 
 	conf   ServerConfig
+	trust  Trust
 	port   int
 	etcd   *embedded.Server
 	client *http.Client
@@ -73,6 +74,48 @@ type Server struct {
 	process *exec.Cmd
 	died    chan struct{} // closed when process has ended
 	log     *os.File
+}
+
+// Trust is by what a server and its clients know each other. What is empty is as the server
+// makes it itself.
+type Trust struct {
+	AccountKeys       []string // files; the first signs the tokens of service accounts, all are believed
+	CertFile, KeyFile string   // of the server's certificate
+	CAFile            string   // of who signed that
+	ClientCAFile      string   // of who signs those of clients
+}
+
+// flags returns the server's. own is the key that it signs tokens with by itself.
+func (tr Trust) flags(own string) (flags []string) {
+	keys := tr.AccountKeys
+	if len(keys) == 0 {
+		keys = []string{own}
+	}
+	flags = append(flags, "--service-account-signing-key-file="+keys[0])
+	for _, file := range keys {
+		flags = append(flags, "--service-account-key-file="+file)
+	}
+	if tr.CertFile != "" {
+		flags = append(flags, "--tls-cert-file="+tr.CertFile, "--tls-private-key-file="+tr.KeyFile)
+	}
+	if tr.ClientCAFile != "" {
+		flags = append(flags, "--client-ca-file="+tr.ClientCAFile)
+	}
+	return flags
+}
+
+// Rotate has the server, started again, and its clients know each other by something else.
+func (s *Server) Rotate(ctx context.Context, tr Trust) error {
+	s.Kill()
+	s.trust, s.client = tr, nil
+	s.CAFile = cmp.Or(tr.CAFile, filepath.Join(s.conf.Dir, "certs", "apiserver.crt"))
+	return s.Run(ctx)
+}
+
+// NewAccountsKey makes another key for [Trust.AccountKeys].
+func (s *Server) NewAccountsKey(name string) (file string, err error) {
+	file = filepath.Join(s.conf.Dir, name+".key")
+	return file, writeKey(file)
 }
 
 // start is from when to when a start took.
@@ -245,12 +288,12 @@ func (s *Server) Run(ctx context.Context) error {
 		"--secure-port=" + strconv.Itoa(s.port), "--cert-dir=" + filepath.Join(dir, "certs"),
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-signing-key-file=" + s.AccountsKey(), "--service-account-key-file=" + s.AccountsKey(),
 		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
 		"--token-auth-file=" + filepath.Join(dir, "tokens.csv"),
 		"--allow-privileged=true",
 		"--audit-policy-file=" + filepath.Join(dir, "audit.yaml"), "--audit-log-path=" + s.auditLog(), "--audit-log-mode=blocking",
 	}, s.conf.reach()...)
+	args = append(args, s.trust.flags(s.AccountsKey())...)
 	args = append(args, s.conf.Flags...)
 	begin := time.Now()
 	s.mu.Lock()

@@ -329,7 +329,7 @@ func TestRights(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = dialAs(t, stranger).Get(t.Context(), store.ResourceKey(store.KindIPPool, "p"))
-	if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "token or certificate is refused") {
+	if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "the token in "+stranger+" is refused: it may have expired") {
 		t.Errorf("with a wrong token: %v", err)
 	}
 	if _, err := s.Get(t.Context(), store.ResourceKey(store.KindIPPool, "p")); !errors.Is(err, store.ErrNotFound) {

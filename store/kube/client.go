@@ -36,6 +36,8 @@ const (
 type client struct {
 	http *http.Client
 	base string // before paths
+
+	warned func(r request, text string) // gets what a server says of a write beside the answer; may be nil
 }
 
 // request is one of these.
@@ -88,6 +90,11 @@ func (c *client) send(ctx context.Context, r request) (*http.Response, error) {
 		return nil, err
 	}
 	if resp.StatusCode/100 == 2 {
+		if c.warned != nil && r.method != http.MethodGet {
+			for _, text := range resp.Header.Values("Warning") {
+				c.warned(r, text)
+			}
+		}
 		return resp, nil
 	}
 	defer resp.Body.Close()

@@ -240,6 +240,8 @@ func describe(c Config, conf *rest.Config) (user, authority string) {
 		user = "the token of K8S_API_TOKEN"
 	case conf.CertFile != "":
 		user = "the client certificate " + conf.CertFile
+	case conf.BearerToken != "":
+		user = "the token in " + c.Kubeconfig
 	case c.Kubeconfig != "":
 		user = "the user of " + c.Kubeconfig
 	}

@@ -33,11 +33,7 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return context.Cause(ctx)
 	case errors.As(err, &st):
-		kind, hint := st.kind()
-		if st.code == http.StatusUnauthorized {
-			hint = ": " + s.user() + " is refused: it may have expired, or be of another cluster. It is read again when it changes"
-		}
-		return &callError{kind, fmt.Sprintf("%s: %s%s", s.api.base, st.message, hint), err}
+		return &callError{st.kind(), fmt.Sprintf("%s: %s%s", s.api.base, st.message, s.cure(st)), err}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &callError{store.ErrUnavailable, s.api.base + ": no answer in time", err}
 	}
@@ -60,24 +56,57 @@ func (s *Store) authority() (authority string) {
 	return cmp.Or(authority, "that of the system")
 }
 
-// kind says which of package store's errors an answer is, and what to do about
-// it.
-func (e *statusError) kind() (kind error, hint string) {
+// cure says what to do about an answer, where the server does not.
+func (s *Store) cure(e *statusError) string {
+	switch {
+	case e.code == http.StatusUnauthorized:
+		return ": " + s.user() + " is refused: it may have expired, or be of another cluster. It is read again when it changes"
+	case e.code == http.StatusForbidden:
+		manifest := "configs/kubernetes/base/account.yaml"
+		if s.native {
+			manifest = "configs/kubernetes/etcd/account.yaml"
+		}
+		return fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in %s: apply that", e.verb(), e.req.path, manifest)
+	case e.tooLarge():
+		return fmt.Sprintf(": the object has %d bytes, and the API's etcd takes about 1.5 million: make several of it", len(e.req.body))
+	case strings.Contains(e.message, unknownField):
+		return "; " + definitionsCure
+	}
+	return ""
+}
+
+const (
+	// unknownField is in what the server says of a field that the schema lacks.
+	unknownField = "unknown field"
+	// definitionsCure is what to do then.
+	definitionsCure = "the definition in the API lacks it: routerctl kubernetes crds | kubectl apply --server-side -f -, or the definitions of a later version of Calico"
+)
+
+// kind says which of package store's errors an answer is.
+func (e *statusError) kind() error {
 	switch e.code {
 	case http.StatusNotFound:
-		return store.ErrNotFound, ""
+		return store.ErrNotFound
 	case http.StatusConflict:
 		if e.reason == "AlreadyExists" {
-			return store.ErrExists, ""
+			return store.ErrExists
 		}
-		return store.ErrConflict, ""
+		return store.ErrConflict
 	case http.StatusBadRequest, http.StatusUnprocessableEntity, http.StatusMethodNotAllowed,
 		http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType:
-		return store.ErrInvalid, ""
-	case http.StatusForbidden:
-		return store.ErrUnavailable, fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in configs/kubernetes/base/account.yaml: apply that", e.verb(), e.req.path)
+		return store.ErrInvalid
 	}
-	return store.ErrUnavailable, ""
+	if e.tooLarge() {
+		return store.ErrInvalid // it will be tomorrow
+	}
+	return store.ErrUnavailable
+}
+
+// tooLarge reports whether the server's etcd did not take a write for its size, which the
+// server calls an error of its own. Both are etcd's words: its server's, and its client's.
+func (e *statusError) tooLarge() bool {
+	return e.code == http.StatusInternalServerError &&
+		(strings.Contains(e.message, "request is too large") || strings.Contains(e.message, "trying to send message larger than max"))
 }
 
 // verb is the verb of RBAC that a request needs.
@@ -88,10 +117,13 @@ func (e *statusError) verb() string {
 	case http.MethodPut:
 		return "update"
 	case http.MethodGet:
-		if e.req.query.Get("watch") != "" {
+		switch {
+		case e.req.query.Has("watch"):
 			return "watch"
+		case e.req.query.Has("limit"):
+			return "list"
 		}
-		return "get or list"
+		return "get"
 	}
 	return strings.ToLower(e.req.method)
 }

@@ -39,6 +39,7 @@ type Store struct {
 	setting   string   // of the group
 	groupMu   sync.Mutex
 	group     convert.Group // empty: not known yet
+	asked     bool          // how old the API is
 
 	cluster      store.Revision // of [Store.clusterOf]
 	clusterKnown bool
@@ -65,6 +66,7 @@ func Open(c Config) (*Store, error) {
 		api: client{http: &http.Client{Transport: cr}, base: cr.base}, describe: cr.describe, log: log,
 		setting: c.APIGroup, namespace: c.namespace(), others: c.Servers, native: c.NativeOnly,
 	}
+	s.api.warned = newDropped(log).note
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	if c.ServersFile != "" {
 		d.loadServers(c.ServersFile, s.log)
@@ -132,6 +134,9 @@ func (s *Store) groupOf(ctx context.Context) (convert.Group, error) {
 		return slices.ContainsFunc(list.Groups, func(l struct{ Name string }) bool { return l.Name == string(g) })
 	}
 	g := convert.Choose("", has(convert.V1), has(convert.V3))
+	if has(convert.V1) && has(convert.V3) {
+		s.log.Info("the API has the definitions of both groups; the one that Calico's clients choose is used, another one is to be set (datastore.kubernetes.apiGroup, CALICO_API_GROUP)", "group", g)
+	}
 	if has(g) {
 		s.group = g // else the definitions may come yet
 	}

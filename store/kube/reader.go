@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
@@ -35,6 +36,9 @@ const (
 	// settled is how long a watch lasts after which those that broke before it are
 	// forgotten.
 	settled = 10 * time.Second
+	// notYet is how often a user is refused before that is logged, after some seconds: a
+	// server that starts knows nobody's rights for a moment.
+	notYet = 6
 	// patient is how often a server may be too busy before that is an outage.
 	patient = 4
 )
@@ -52,11 +56,13 @@ type reader struct {
 
 	at      store.Revision // what was told up to; 0: the state is needed
 	down    bool
-	paged   bool // this server does not stream lists
-	stale   int  // how often it had not reached at
-	missing bool // there is no definition
-	denied  bool // this user may not read it
-	resumes bool // it goes on from what an earlier process knew, and has not come as far as the server yet
+	logged  slog.Level // of that it is down
+	paged   bool       // this server does not stream lists
+	stale   int        // how often it had not reached at
+	missing bool       // there is no definition
+	denied  bool       // this user may not read it
+	refused int        // how often that was said
+	resumes bool       // it goes on from what an earlier process knew, and has not come as far as the server yet
 }
 
 // pause waits before another try.
@@ -89,8 +95,11 @@ func (r *reader) run(ctx context.Context) {
 		case isCode(err, http.StatusTooManyRequests) && failures < patient:
 		case !r.down:
 			r.down = true
-			r.s.log.Warn("datastore unavailable", "resource", r.p.source.Resource.String(), "error", err)
-			r.m.outage(r.p, r.s.explain(ctx, err))
+			r.logged = slog.LevelDebug
+			if r.m.outage(r.p, r.s.explain(ctx, err)) {
+				r.logged = slog.LevelWarn
+			}
+			r.s.log.Log(ctx, r.logged, "datastore unavailable", "resource", r.p.source.Resource.String(), "error", err)
 		}
 		if failures > 0 && pause(ctx, err, failures-1) != nil {
 			return
@@ -114,8 +123,8 @@ func (r *reader) noDefinition(ctx context.Context) {
 // noRight leaves a resource that this user may not read out, until it may: the others
 // are followed.
 func (r *reader) noRight(err error) {
-	if r.down = false; !r.denied {
-		r.denied = true
+	r.down, r.denied = false, true
+	if r.refused++; r.refused == notYet {
 		r.s.log.Error("this user may not read a resource; the others are followed", "resource", r.p.source.Resource.String(), "error", err)
 	}
 	r.m.denied(r.p, r.at, err)
@@ -171,8 +180,10 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 // allowed notes that this user may read the resource.
 func (r *reader) allowed() {
 	if r.denied {
-		r.denied = false
-		r.s.log.Info("this user may read a resource again", "resource", r.p.source.Resource.String())
+		if r.refused >= notYet {
+			r.s.log.Info("this user may read a resource again", "resource", r.p.source.Resource.String())
+		}
+		r.denied, r.refused = false, 0
 		r.m.denied(r.p, r.at, nil)
 	}
 }
@@ -357,7 +368,7 @@ func (st *stream) caughtUp() {
 	}
 	if r.stale = 0; r.down {
 		r.down = false
-		r.s.log.Info("datastore is back", "resource", r.p.source.Resource.String())
+		r.s.log.Log(r.s.ctx, min(r.logged, slog.LevelInfo), "datastore is back", "resource", r.p.source.Resource.String())
 		r.m.recovered(r.p)
 	}
 }

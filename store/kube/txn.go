@@ -34,7 +34,8 @@ type step struct {
 // write makes a request that writes, or would.
 func (s *Store) write(ctx context.Context, dry bool, r request) ([]byte, error) {
 	if dry {
-		r.query = url.Values{"dryRun": {"All"}}
+		// What the schema lacks would be dropped without a word.
+		r.query = url.Values{"dryRun": {"All"}, "fieldValidation": {"Strict"}}
 	}
 	return s.call(ctx, r)
 }

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -65,6 +66,7 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 			m.cluster, err = s.clusterOf(ctx)
 		}
 		if err == nil {
+			s.checkVersion(ctx)
 			kinds = slices.Compact(slices.Sorted(slices.Values(kinds)))
 			for _, k := range kinds {
 				sources = append(sources, s.sources(g, k)...)
@@ -152,7 +154,8 @@ type merger struct {
 	mu       sync.Mutex
 	parts    []*part
 	complete bool
-	told     bool // of an outage
+	told     bool         // of an outage
+	failed   map[int]bool // the answers in it, by their status
 }
 
 // start tells the state if there is nothing to wait for.
@@ -242,7 +245,7 @@ func (m *merger) denied(p *part, at store.Revision, err error) {
 	p.denied, p.frontier = err, max(p.frontier, at)
 	if all := !slices.ContainsFunc(m.parts, func(q *part) bool { return q.denied == nil }); all {
 		if !m.told {
-			m.told = true
+			m.told, m.failed = true, make(map[int]bool)
 			m.feed.Outage(err)
 		}
 		return
@@ -329,17 +332,28 @@ func (m *merger) progress(p *part, rev store.Revision) {
 	m.feed.Progress(least)
 }
 
-// outage tells that a source cannot be reached; nil: none can.
-func (m *merger) outage(p *part, err error) {
+// outage tells that a source cannot be reached; nil: none can. It reports whether that is
+// the first one in this outage which fails so: a server that is gone fails all alike.
+func (m *merger) outage(p *part, err error) (first bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if p != nil {
 		p.down = true
 	}
 	if !m.told {
-		m.told = true
+		m.told, m.failed = true, make(map[int]bool)
 		m.feed.Outage(err)
 	}
+	var st *statusError
+	code := 0 // no answer
+	if errors.As(err, &st) {
+		code = st.code
+	}
+	if m.failed[code] {
+		return false
+	}
+	m.failed[code] = true
+	return true
 }
 
 // recovered tells that a source is there again, and that all of its changes were

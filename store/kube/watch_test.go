@@ -1,9 +1,11 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -89,25 +91,47 @@ func TestGoneEverywhere(t *testing.T) {
 }
 
 // TestWithoutStreamingLists: a server on an old etcd says in the stream that it
-// cannot; the state is then listed.
+// cannot, one older than 1.30 at once, and names its version, which is reported; the state is
+// then listed.
 func TestWithoutStreamingLists(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := &script{}
-		s.say = func(n int, req *http.Request) *http.Response {
-			switch {
-			case initial(req):
-				return s.stream(req, true, line("ERROR", refusal(500, "InternalError", "the required storage feature RequestWatchProgress is disabled")))
-			case !watching(req):
-				return answer(http.StatusOK, page1(7, pool("a", 5, `"10.0.0.0/16"`)))
+	for name, refuses := range map[string]func(s *script, req *http.Request) *http.Response{
+		"an old etcd": func(s *script, req *http.Request) *http.Response {
+			return s.stream(req, true, line("ERROR", refusal(500, "InternalError", "the required storage feature RequestWatchProgress is disabled")))
+		},
+		"an old API server": func(*script, *http.Request) *http.Response {
+			return answer(http.StatusUnprocessableEntity, refusal(422, "Invalid", `ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled`))
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &script{}
+			s.say = func(n int, req *http.Request) *http.Response {
+				switch {
+				case req.URL.Path == "/version":
+					return answer(http.StatusOK, `{"major":"1","minor":"28+","gitVersion":"v1.28.9"}`)
+				case initial(req):
+					return refuses(s, req)
+				case !watching(req):
+					return answer(http.StatusOK, page1(7, pool("a", 5, `"10.0.0.0/16"`)))
+				}
+				if rv := req.URL.Query().Get("resourceVersion"); rv != "7" {
+					t.Errorf("%s: the watch begins at %q", name, rv)
+				}
+				return s.stream(req, false)
 			}
-			if rv := req.URL.Query().Get("resourceVersion"); rv != "7" {
-				t.Errorf("the watch begins at %q", rv)
+			var log bytes.Buffer
+			st := s.open(t)
+			st.asked, st.log = false, slog.New(slog.NewTextHandler(&log, nil))
+			ctx, cancel := context.WithCancel(t.Context())
+			t.Cleanup(cancel)
+			for range 2 {
+				want(t, name, st.Watch(ctx, store.KindIPPool), "7[a@5] synced")
 			}
-			return s.stream(req, false)
-		}
-		want(t, "the state", watchPools(t, s), "7[a@5] synced")
-	})
+			if said := log.String(); strings.Count(said, "oldest=1.30") != 1 || !strings.Contains(said, "version=v1.28.9") {
+				t.Errorf("%s: said is %q", name, said)
+			}
+		})
+	}
 }
 
 // TestBusy: a server that is too busy for a moment is no outage, and is left in

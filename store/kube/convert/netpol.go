@@ -217,7 +217,7 @@ func maskedAll(cidrs ...string) ([]string, error) {
 	for _, c := range cidrs {
 		p, err := netip.ParsePrefix(c)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no CIDR", c)
+			return nil, fmt.Errorf("%q is no CIDR such as 10.1.0.0/16, without leading zeros", c)
 		}
 		out = append(out, p.Masked().String())
 	}

@@ -15,9 +15,11 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// Annotations of Nodes. All but the last are Calico's. [store.AnnotationKubeLabels] is on
+// Annotations of Nodes. All but the last are Calico's. [store.AnnotationKubeLabels] and [store.AnnotationProblems] are on
 // the resource alone.
 const (
+	address4              = "projectcalico.org/IPv4Address"
+	address6              = "projectcalico.org/IPv6Address"
 	labelsAnnotation      = "projectcalico.org/labels"      // JSON: those of the resource that the Node has not itself
 	annotationsAnnotation = "projectcalico.org/annotations" // JSON
 	asAnnotation          = "projectcalico.org/ASNumber"
@@ -62,8 +64,8 @@ func nodeFields() []nodeField {
 	anything := func(string) bool { return true }
 	const p = "projectcalico.org/"
 	return []nodeField{
-		{p + "IPv4Address", isPrefix4, func(n *store.Node) string { return bgp(n).IPv4Address }, func(n *store.Node, s string) { newBGP(n).IPv4Address = s }},
-		{p + "IPv6Address", isPrefix6, func(n *store.Node) string { return bgp(n).IPv6Address }, func(n *store.Node, s string) { newBGP(n).IPv6Address = s }},
+		{address4, isPrefix4, func(n *store.Node) string { return bgp(n).IPv4Address }, func(n *store.Node, s string) { newBGP(n).IPv4Address = s }},
+		{address6, isPrefix6, func(n *store.Node) string { return bgp(n).IPv6Address }, func(n *store.Node, s string) { newBGP(n).IPv6Address = s }},
 		{p + "RouteReflectorClusterID", isAddr4, func(n *store.Node) string { return bgp(n).RouteReflectorClusterID }, func(n *store.Node, s string) { newBGP(n).RouteReflectorClusterID = s }},
 		{p + "IPv4IPIPTunnelAddr", isAddr4, func(n *store.Node) string { return bgp(n).IPv4IPIPTunnelAddr }, func(n *store.Node, s string) { newBGP(n).IPv4IPIPTunnelAddr = s }},
 		{p + "IPv4VXLANTunnelAddr", isAddr4, func(n *store.Node) string { return n.Spec.IPv4VXLANTunnelAddr }, func(n *store.Node, s string) { n.Spec.IPv4VXLANTunnelAddr = s }},
@@ -119,11 +121,17 @@ func nodeOf(node *corev1.Node) (store.Key, any, error) {
 	}
 	n.Annotations = with(n.Annotations, store.AnnotationKubeLabels, string(own))
 
+	var problems []string
 	for _, f := range nodeFields() {
-		if v := node.Annotations[f.annotation]; v != "" && f.valid(v) {
+		switch v := node.Annotations[f.annotation]; {
+		case v == "":
+		case f.valid(v):
 			f.set(n, v)
+		case f.annotation == address4 || f.annotation == address6: // without which a node is not reached
+			problems = append(problems, fmt.Sprintf("annotation %s: %q: want an address as %s; it counts as not there", f.annotation, v, map[string]string{address4: "10.0.0.1/24", address6: "fd00::1/64"}[f.annotation]))
 		}
 	}
+	note(&n.ObjectMeta, problems)
 	if as, err := numorstring.ASNumberFromString(node.Annotations[asAnnotation]); err == nil {
 		if n.Spec.BGP == nil {
 			n.Spec.BGP = &store.NodeBGPSpec{}
@@ -188,6 +196,7 @@ func NodePatch(n *store.Node, rev store.Revision) ([]byte, error) {
 	maps.DeleteFunc(labels, func(k, _ string) bool { _, is := own[k]; return is })
 	notes := maps.Clone(n.Annotations)
 	delete(notes, store.AnnotationKubeLabels)
+	delete(notes, store.AnnotationProblems)
 	for name, v := range map[string]struct {
 		value any
 		empty bool
