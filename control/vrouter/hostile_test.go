@@ -89,6 +89,27 @@ func TestCoveredNodeIsExplained(t *testing.T) {
 	}
 }
 
+// TestAddressThatIsNone: of a prefix that is left out because its node's address is none is said
+// which member says what; it comes when the address does.
+func TestAddressThatIsNone(t *testing.T) {
+	tab := newTestTable(append(testCluster(store.VXLAN), nodeEvent("node8", "ten", "", "192.168.8.1"), blockEvent("192.168.8.0/26", "node8", nil))...)
+	explained := func() (reasons []string) {
+		for _, c := range tab.rib.Explain(blockEvent("192.168.8.0/26", "", nil).Key.CIDR()) {
+			reasons = append(reasons, c.Reason)
+		}
+		return reasons
+	}
+	if got := explained(); len(got) != 1 || !strings.Contains(got[0], `spec.bgp.ipv4Address "ten": want an IPv4 address`) {
+		t.Errorf("explained by %q", got)
+	}
+	if put, _ := changes(tab, func() { tab.take(nodeEvent("node8", "10.8.0.11/24", "", "192.168.8.1")) }); !slices.Contains(put, "route") {
+		t.Errorf("with an address: put %v", put)
+	}
+	if got := explained(); len(got) != 1 || strings.Contains(got[0], "ten") {
+		t.Errorf("with an address explained by %q", got)
+	}
+}
+
 // TestPoolsGone: without any pool nothing can be reached by the store, but
 // this host's own blocks stay closed, and workloads' routes are not the core's.
 func TestPoolsGone(t *testing.T) {
