@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -68,7 +69,7 @@ type routeEvent struct {
 	gone bool
 }
 
-// routeLog is what became of one route of the switch.
+// routeLog is what became of routes of the switch.
 type routeLog struct {
 	mu     sync.Mutex
 	events []routeEvent
@@ -84,7 +85,7 @@ func (l *routeLog) last() (e routeEvent, n int) {
 	return e, n
 }
 
-// gone returns how often the route went.
+// gone returns how often a route went.
 func (l *routeLog) gone() (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -96,7 +97,8 @@ func (l *routeLog) gone() (n int) {
 	return n
 }
 
-// watchRoute follows one route of the switch's kernel until the test ends.
+// watchRoute follows the routes of the switch's kernel to a prefix, and inside of it,
+// until the test ends.
 func (c *cluster) watchRoute(prefix string) *routeLog {
 	c.t.Helper()
 	want := netip.MustParsePrefix(prefix)
@@ -106,7 +108,15 @@ func (c *cluster) watchRoute(prefix string) *routeLog {
 	}
 	defer space.Close()
 	done, routes := make(chan struct{}), make(chan netlink.RouteUpdate, 256)
-	if err := netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{Namespace: &space}); err != nil {
+	var closing atomic.Bool
+	if err := netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{
+		Namespace: &space, ReceiveBufferSize: 32 << 20, ReceiveBufferForceSize: true,
+		ErrorCallback: func(err error) {
+			if !closing.Load() {
+				c.t.Error(err)
+			}
+		},
+	}); err != nil {
 		c.t.Fatal(err)
 	}
 	log := &routeLog{}
@@ -117,7 +127,7 @@ func (c *cluster) watchRoute(prefix string) *routeLog {
 				continue
 			}
 			ones, _ := u.Dst.Mask.Size()
-			if a, ok := netip.AddrFromSlice(u.Dst.IP); !ok || netip.PrefixFrom(a.Unmap(), ones) != want {
+			if a, ok := netip.AddrFromSlice(u.Dst.IP); !ok || ones < want.Bits() || !want.Contains(a.Unmap()) {
 				continue
 			}
 			log.mu.Lock()
@@ -126,6 +136,7 @@ func (c *cluster) watchRoute(prefix string) *routeLog {
 		}
 	})
 	c.t.Cleanup(func() {
+		closing.Store(true)
 		close(done)
 		reading.Wait()
 	})
