@@ -121,13 +121,12 @@ func (c *calico) wire(h calicoHost) {
 	fmt.Fprintf(&b, `link add vxlan.calico address %s mtu 1450 type vxlan id 4096 dstport 4789 nolearning local %s dev eth0
 addr add %s/32 dev vxlan.calico
 link set vxlan.calico up
-route add blackhole %s proto 80
-`, h.mac, h.addr, h.vtep, h.tunnel)
+`, h.mac, h.addr, h.vtep)
 	for _, o := range c.others(h) {
 		fmt.Fprintf(&b, "neigh add %s lladdr %s dev vxlan.calico nud permanent\n", o.vtep, o.mac)
-		fmt.Fprintf(&b, "route add %s via %s dev vxlan.calico onlink\n", o.tunnel, o.vtep)
 	}
 	c.batch(h.name, b.String())
+	c.routes(h)
 	for _, o := range c.others(h) {
 		output(c.t, c.Lab, h.name, "bridge", "fdb", "add", o.mac, "dev", "vxlan.calico", "dst", o.addr.String(), "self", "permanent")
 	}
@@ -141,8 +140,28 @@ route add blackhole %s proto 80
 	}
 }
 
-// attach makes a pod as Calico's CNI plugin does, and Felix after it: the route's metric
-// is zero up to Calico v3.33, 1024 since.
+// routes makes Felix's routes to blocks.
+func (c *calico) routes(h calicoHost) {
+	c.t.Helper()
+	var b strings.Builder
+	fmt.Fprintf(&b, "route add blackhole %s proto 80\n", h.tunnel)
+	for _, o := range c.others(h) {
+		fmt.Fprintf(&b, "route add %s via %s dev vxlan.calico onlink\n", o.tunnel, o.vtep)
+	}
+	c.batch(h.name, b.String())
+}
+
+// route is the command that makes a pod's route: its metric is zero up to Calico v3.33,
+// 1024 since.
+func (p calicoPod) route() string {
+	metric := ""
+	if p.n == 1 {
+		metric = "metric 1024"
+	}
+	return fmt.Sprintf("route replace %s dev %s scope link %s\n", p.addr, p.device, metric)
+}
+
+// attach makes a pod as Calico's CNI plugin does, and Felix after it.
 func (c *calico) attach(p calicoPod) {
 	c.t.Helper()
 	where := p.host + "/" + p.name
@@ -151,10 +170,6 @@ func (c *calico) attach(p calicoPod) {
 	}
 	if err := ns.Create(c.Space(where)); err != nil {
 		c.t.Fatal(err)
-	}
-	metric := ""
-	if p.n == 1 {
-		metric = "metric 1024"
 	}
 	c.batch(p.host, fmt.Sprintf("link add %s mtu 1450 address ee:ee:ee:ee:ee:ee type veth peer name eth0 mtu 1450 address %s netns %s\n", p.device, p.mac, c.Space(where)))
 	c.batch(where, fmt.Sprintf(`link set lo up
@@ -167,10 +182,7 @@ route add default via 169.254.1.1
 		"net/ipv4/conf/" + p.device + "/proxy_arp": "1", "net/ipv4/conf/" + p.device + "/forwarding": "1", "net/ipv4/conf/" + p.device + "/route_localnet": "1",
 		"net/ipv4/neigh/" + p.device + "/proxy_delay": "0",
 	})
-	c.batch(p.host, fmt.Sprintf(`link set %[1]s up
-route add %[2]s dev %[1]s scope link %[3]s
-neigh add %[2]s lladdr %[4]s dev %[1]s nud permanent
-`, p.device, p.addr, metric, p.mac))
+	c.batch(p.host, fmt.Sprintf("link set %[1]s up\n%[4]sneigh add %[2]s lladdr %[3]s dev %[1]s nud permanent\n", p.device, p.addr, p.mac, p.route()))
 }
 
 func (c *calico) sysctl(host string, values map[string]string) {

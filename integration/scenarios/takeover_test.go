@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/bring"
@@ -33,7 +35,7 @@ func TestTakeoverFromCalico(t *testing.T) {
 		for _, o := range c.others(h) {
 			poll(t, "BIRD's route on "+h.name, func() string {
 				if out := output(t, l, h.name, "ip", "route", "show", o.plain.String(), "proto", "bird"); !strings.Contains(out, "via "+o.addr.String()) {
-					return out
+					return "not there: " + out
 				}
 				return ""
 			})
@@ -73,6 +75,12 @@ func TestTakeoverFromCalico(t *testing.T) {
 		})
 	}
 	check()
+	// Not for good: one host goes back, and comes again.
+	back := c.hosts[1]
+	c.goBack(back)
+	noLoss("the way back of " + back.name)
+	c.takeOver(back)
+	noLoss("another takeover of " + back.name)
 	packets.Stop()
 	// The runtime ends a pod that Calico's plugin began.
 	p := c.hosts[0].pods()[0]
@@ -172,6 +180,32 @@ func (c *calico) cleanUp(h calicoHost) {
 	if out := output(c.t, c.Lab, h.name, "ip", "route"); strings.Contains(out, "proto 80") || strings.Contains(out, "proto bird") || strings.Contains(out, "1024") {
 		c.t.Errorf("routes of Calico's are left on %s:\n%s", h.name, out)
 	}
+}
+
+// goBack has Calico serve a host again, by the steps of docs/guides/from-calico.md.
+func (c *calico) goBack(h calicoHost) {
+	c.t.Helper()
+	if err := c.Kill(await.Context(c.t), h.name, unix.SIGTERM); err != nil {
+		c.t.Fatal(err)
+	}
+	output(c.t, c.Lab, h.name, "sh", "-ec", `
+ip route show proto 77 | sed 's/ nhid [0-9]*//' | while read -r r; do ip route add $r proto 99 metric 4096; done
+ip nexthop flush proto 77
+ip route flush proto 77`)
+	c.routes(h)
+	for _, p := range h.pods() {
+		c.batch(h.name, p.route())
+	}
+	c.startBIRD(h)
+	for _, o := range c.others(h) {
+		poll(c.t, "BIRD's route on "+h.name, func() string {
+			if out := output(c.t, c.Lab, h.name, "ip", "route", "show", o.plain.String(), "proto", "bird"); !strings.Contains(out, "via "+o.addr.String()) {
+				return "not there: " + out
+			}
+			return ""
+		})
+	}
+	output(c.t, c.Lab, h.name, "sh", "-ec", "ip route flush proto 99; nft flush table inet routerd; nft delete table inet routerd")
 }
 
 // devices are the names and numbers of a host's devices.
