@@ -112,10 +112,14 @@ func deleteTableOf(c *nl.Conn, family uint8, name string, look bool) (found bool
 	case look:
 		return true, nil
 	}
-	table(unix.NFT_MSG_DELTABLE)
-	errs, err := c.Transaction(unix.NFNL_SUBSYS_NFTABLES, &b)
-	if err := errors.Join(err, errs[0]); err != nil && !errors.Is(err, unix.ENOENT) {
-		return true, fmt.Errorf("delete the nftables table %s: %w", name, err)
+	// Its rules go first, in a transaction of their own: rules whose sets go at the same time
+	// were seen to drop what passes in that moment. The attribute has the same number there.
+	for _, message := range []uint16{unix.NFT_MSG_DELRULE, unix.NFT_MSG_DELTABLE} {
+		table(message)
+		errs, err := c.Transaction(unix.NFNL_SUBSYS_NFTABLES, &b)
+		if err := errors.Join(err, errs[0]); err != nil && !errors.Is(err, unix.ENOENT) {
+			return true, fmt.Errorf("delete the nftables table %s: %w", name, err)
+		}
 	}
 	return true, nil
 }
