@@ -251,6 +251,16 @@ func TestCredentialsRefused(t *testing.T) {
 	if n := g.refused(); n != 1 {
 		t.Errorf("asked %d times", n)
 	}
+	ctx, cancel := context.WithCancel(t.Context())
+	s.clusterKnown = true // so that the watches are what is refused
+	ch := s.Watch(ctx, store.KindIPPool, store.KindTier)
+	<-ch // it says that there is an outage, after the log does
+	cancel()
+	for range ch { //nolint:revive // until it ends
+	}
+	if said := log.String(); strings.Count(said, "datastore unavailable\"") != 1 || !strings.Contains(said, "the token in "+token+" is refused") {
+		t.Errorf("of an outage is said: %s", said)
+	}
 	f.write("token", []byte("valid"))
 	get("")
 	f.write("token", nil)

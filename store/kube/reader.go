@@ -95,11 +95,12 @@ func (r *reader) run(ctx context.Context) {
 		case isCode(err, http.StatusTooManyRequests) && failures < patient:
 		case !r.down:
 			r.down = true
+			why := r.s.explain(ctx, err)
 			r.logged = slog.LevelDebug
-			if r.m.outage(r.p, r.s.explain(ctx, err)) {
+			if r.m.outage(r.p, why) {
 				r.logged = slog.LevelWarn
 			}
-			r.s.log.Log(ctx, r.logged, "datastore unavailable", "resource", r.p.source.Resource.String(), "error", err)
+			r.s.log.Log(ctx, r.logged, "datastore unavailable", "resource", r.p.source.Resource.String(), "error", why)
 		}
 		if failures > 0 && pause(ctx, err, failures-1) != nil {
 			return
