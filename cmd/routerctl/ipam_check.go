@@ -71,11 +71,10 @@ func checkIPAM(ctx context.Context, s store.Store, w io.Writer, o checkOptions) 
 		}
 		left -= mended
 	}
+	fmt.Fprintf(w, "Check complete; found %d problems.\n", left)
 	if left > 0 {
-		fmt.Fprintf(w, "Check complete; found %d problems.\n", left)
 		return exitCode(1)
 	}
-	fmt.Fprintln(w, "Check complete; found no problems.")
 	return nil
 }
 
