@@ -63,6 +63,7 @@ type Facts struct {
 	Paths   []*apiv1.Path
 	Echoes  []Echo
 	Claims  []Claim
+	Silent  map[netip.Addr]string // BGP peers' addresses for which nobody answers, neither this host's kernel nor the doctor, by the device
 	Pods    []Pod
 	Failed  []*apiv1.ObjectStatus // objects that the kernel does not take
 	Disks   []Disk

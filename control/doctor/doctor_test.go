@@ -159,6 +159,11 @@ func TestExamine(t *testing.T) {
 			session("connecting")(f)
 			f.Node.Peers[0].Due, f.Now = timestamppb.New(time.Unix(100, 0)), time.Unix(99, 0)
 		}, "", "", ""},
+		"nobody has its address": {func(f *Facts) {
+			session("connecting")(f)
+			f.Node.Peers[0].Due, f.Now = timestamppb.New(time.Unix(100, 0)), time.Unix(99, 0)
+			f.Silent = map[netip.Addr]string{netip.MustParseAddr("10.1.0.1"): "eth0"}
+		}, Critical, "bgp-session", "no host on eth0 has that address: no answer to ARP; routerctl get bgppeers tor -o yaml"},
 		"overdue": {func(f *Facts) {
 			session("connecting")(f)
 			f.Node.Peers[0].Due, f.Now = timestamppb.New(time.Unix(100, 0)), time.Unix(100, 0)

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -125,6 +126,12 @@ func sessions(f Facts) []Finding {
 	for _, p := range f.Node.GetPeers() {
 		switch {
 		case p.GetState() == "listening" || f.awaits(p):
+		case p.GetState() != "up" && f.silent(p) != "":
+			d := down(p)
+			d.What = fmt.Sprintf("BGP session with %s is down: no host on %s has that address: no answer to ARP", peerName(p), f.silent(p))
+			d.Device, d.Cause = f.silent(p), "the address in the BGPPeer is wrong, or that router is down or in another VLAN"
+			d.Cure = fmt.Sprintf("routerctl get bgppeers %s -o yaml # is %s its address? ip neigh show %[2]s", p.GetName(), p.GetAddress())
+			out = append(out, d)
 		case p.GetState() != "up":
 			out = append(out, down(p))
 		case p.GetMaxPrefixes() > 0 && p.GetCounted() && slices.ContainsFunc(p.GetFamilies(), func(f *apiv1.BGPFamily) bool { return uint64(f.GetReceived())*10 >= uint64(p.GetMaxPrefixes())*9 }):
@@ -222,7 +229,16 @@ func module(reason string) (string, bool) {
 
 // awaits reports whether a session may come up by itself yet.
 func (f Facts) awaits(p *apiv1.BGPPeer) bool {
-	return p.GetState() != "up" && p.GetDue() != nil && f.Now.Before(p.GetDue().AsTime())
+	return p.GetState() != "up" && f.silent(p) == "" && p.GetDue() != nil && f.Now.Before(p.GetDue().AsTime())
+}
+
+// silent returns the device on which nobody answers for a peer's address; empty: somebody does, or nobody was asked.
+func (f Facts) silent(p *apiv1.BGPPeer) string {
+	a, err := netip.ParseAddr(p.GetAddress())
+	if err != nil {
+		return ""
+	}
+	return f.Silent[a]
 }
 
 // Awaited says of which sessions it is not known yet whether they come up.

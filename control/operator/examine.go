@@ -59,7 +59,6 @@ func (s *Server) Examine(ctx context.Context, req *apiv1.ExamineRequest) (*apiv1
 	}
 	e := &examination{s: s, v: s.view(ctx, s.sessions())}
 	e.facts.Node, e.facts.Now = n, time.Now()
-	e.unknown = doctor.Awaited(e.facts)
 	e.underlay()
 	part := func(what string, f func(context.Context) error) {
 		e.wg.Go(func() {
@@ -81,6 +80,7 @@ func (s *Server) Examine(ctx context.Context, req *apiv1.ExamineRequest) (*apiv1
 		part("clocks", e.clocks)
 	}
 	e.wg.Wait()
+	e.unknown = append(e.unknown, doctor.Awaited(e.facts)...)
 	e.facts.Clocks = withClocks(e.facts.Clocks, e.clocked)
 	slices.Sort(e.unknown)
 	out := &apiv1.ExamineResponse{Node: s.cfg.Node, Unknown: e.unknown}
@@ -315,8 +315,12 @@ func (e *examination) claims(ctx context.Context, nodes map[netip.Addr]string) e
 				ask = append(ask, a)
 			}
 		}
-		got, err := survey.Claims(ctx, link, ask, claimsWithin)
+		peers := e.downOn(h.Addr)
+		got, err := survey.Claims(ctx, link, append(slices.Clone(ask), peers...), claimsWithin)
 		if err != nil {
+			return err
+		}
+		if err := e.silent(link.Name, slices.DeleteFunc(peers, func(a netip.Addr) bool { return len(got[a]) > 0 })); err != nil {
 			return err
 		}
 		for _, a := range ask {
@@ -329,6 +333,45 @@ func (e *examination) claims(ctx context.Context, nodes map[netip.Addr]string) e
 					e.facts.Claims = append(e.facts.Claims, doctor.Claim{Device: link.Name, Addr: a, MACs: got[a]})
 				})
 			}
+		}
+	}
+	return nil
+}
+
+// downOn returns the addresses on a link of BGP peers with which there is no session.
+func (e *examination) downOn(link netip.Prefix) (out []netip.Addr) {
+	for _, p := range e.facts.Node.GetPeers() {
+		a, err := netip.ParseAddr(p.GetAddress())
+		if err == nil && p.GetState() != "up" && a != link.Addr() && link.Masked().Contains(a) && !slices.Contains(out, a) && len(out) < maxClaims {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// silent takes note of addresses that did not answer, if the kernel, which asks as one that has an address, has no answer
+// either: there are hosts that answer no probe.
+func (e *examination) silent(device string, addrs []netip.Addr) error {
+	if len(addrs) == 0 {
+		return nil
+	}
+	asker, err := survey.Open()
+	if err != nil {
+		return err
+	}
+	defer asker.Close()
+	for _, a := range addrs {
+		n, err := asker.Neighbour(device, a)
+		if err != nil {
+			return err
+		}
+		if n.Unanswered() {
+			e.set(func() {
+				if e.facts.Silent == nil {
+					e.facts.Silent = map[netip.Addr]string{}
+				}
+				e.facts.Silent[a] = device
+			})
 		}
 	}
 	return nil

@@ -41,16 +41,18 @@ func Claims(ctx context.Context, link dataplane.UnderlayLink, addrs []netip.Addr
 	b := make([]byte, 128)
 	end := time.Now().Add(wait)
 	for ctx.Err() == nil {
-		left := time.Until(end)
+		left, flags := time.Until(end), 0
 		if left <= 0 {
-			break
+			flags = unix.MSG_DONTWAIT // what has come while this process had no processor
 		}
 		tv := unix.NsecToTimeval(max(left, time.Millisecond).Nanoseconds())
 		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 			return nil, fmt.Errorf("listen on %s: %w", link.Name, err)
 		}
-		n, _, err := unix.Recvfrom(fd, b, 0)
+		n, _, err := unix.Recvfrom(fd, b, flags)
 		switch {
+		case errors.Is(err, unix.EAGAIN) && left <= 0:
+			return sorted(out), ctx.Err()
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
@@ -60,10 +62,14 @@ func Claims(ctx context.Context, link dataplane.UnderlayLink, addrs []netip.Addr
 			out[addr] = append(out[addr], mac)
 		}
 	}
-	for _, macs := range out {
+	return sorted(out), ctx.Err()
+}
+
+func sorted(claims map[netip.Addr][]dataplane.MAC) map[netip.Addr][]dataplane.MAC {
+	for _, macs := range claims {
 		slices.SortFunc(macs, func(a, b dataplane.MAC) int { return slices.Compare(a[:], b[:]) })
 	}
-	return out, ctx.Err()
+	return claims
 }
 
 // arpProbe asks who has an address, from none.

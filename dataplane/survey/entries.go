@@ -105,5 +105,8 @@ func Permanent(mac dataplane.MAC, dst netip.Addr) Entry {
 	return Entry{MAC: mac, Dst: dst, State: unix.NUD_PERMANENT}
 }
 
+// Unanswered reports whether the kernel has asked and has no answer, or none yet.
+func (e Entry) Unanswered() bool { return e.State&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) != 0 }
+
 // Failed reports whether the kernel has asked and had no answer.
 func (e Entry) Failed() bool { return e.State&unix.NUD_FAILED != 0 }
