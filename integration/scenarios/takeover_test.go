@@ -61,6 +61,9 @@ func TestTakeoverFromCalico(t *testing.T) {
 		noLoss("takeover of " + h.name)
 	}
 	for _, h := range c.hosts {
+		if out := routerctl(t, l, h.name, "", "node", "status"); !strings.Contains(out, "FelixRules") {
+			t.Errorf("node status of %s says nothing of Felix's rules:\n%s", h.name, out)
+		}
 		c.cleanUp(h)
 		noLoss("cleanup of " + h.name)
 	}
@@ -74,13 +77,15 @@ func TestTakeoverFromCalico(t *testing.T) {
 			return ""
 		})
 	}
-	check()
 	// Not for good: one host goes back, and comes again.
 	back := c.hosts[1]
 	c.goBack(back)
 	noLoss("the way back of " + back.name)
 	c.takeOver(back)
 	noLoss("another takeover of " + back.name)
+	c.cleanUp(back)
+	check()
+	noLoss("what follows")
 	packets.Stop()
 	// The runtime ends a pod that Calico's plugin began.
 	p := c.hosts[0].pods()[0]
@@ -166,9 +171,6 @@ func (c *calico) takeOver(h calicoHost) {
 // cleanUp removes what Calico left on a host and routerd did not take over.
 func (c *calico) cleanUp(h calicoHost) {
 	c.t.Helper()
-	if out := routerctl(c.t, c.Lab, h.name, "", "node", "status"); !strings.Contains(out, "FelixRules") {
-		c.t.Errorf("node status of %s says nothing of Felix's rules:\n%s", h.name, out)
-	}
 	bin, err := filepath.Abs(binDir(c.t))
 	if err != nil {
 		c.t.Fatal(err)
