@@ -94,6 +94,8 @@ func TestServices(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", s.name, err)
 		}
+		v.damp(now)
+		now = now.Add(3 * time.Second) // what joined other nodes has waited
 		again := v.damp(now)
 		c, err := Desired(v, "node1")
 		if err != nil {

@@ -15,12 +15,19 @@ const (
 	mostFlaps = 4.0 // more do not count: nothing is held back for longer than two half-lives
 )
 
-// Damper holds back addresses that come and go. A loss is never delayed, nor is an
-// address that comes for the first time, or comes back and no other node serves it. The
-// zero value has seen nothing. It is not safe for concurrent use.
+// settle is how long an address that other nodes serve is held back where it joins them:
+// kube-proxy follows a change up to its minSyncPeriod later, 1 s by default, and the time
+// that it takes, and drops until then what comes for a Service with a policy Local.
+const settle = 3 * time.Second
+
+// Damper holds back addresses that come and go, and for a moment those that other nodes
+// serve already. A loss is never delayed, nor is an address that no other node serves.
+// The zero value has seen nothing, and holds nothing back of what it sees first: a daemon that
+// starts announced it before. It is not safe for concurrent use.
 type Damper struct {
-	last  map[netip.Addr]Announcement
-	flaps map[netip.Addr]flaps
+	last   map[netip.Addr]Announcement
+	flaps  map[netip.Addr]flaps
+	joined map[netip.Addr]time.Time // since when they are held back for settle
 }
 
 // flaps is the history of an address that was lost.
@@ -37,6 +44,16 @@ func (f flaps) now(t time.Time) float64 {
 // Damp takes what is to be announced and returns which of it is held back, and for how
 // long that holds if nothing else happens; 0: forever.
 func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map[netip.Addr]bool, again time.Duration) {
+	hold := func(a netip.Addr, left time.Duration) {
+		if held == nil {
+			held = make(map[netip.Addr]bool)
+		}
+		held[a] = true
+		if left += time.Millisecond; again == 0 || left < again { // a moment more, so that it is over then
+			again = left
+		}
+	}
+	d.settle(now, want, hold)
 	for a := range d.last {
 		if _, ok := want[a]; ok {
 			continue
@@ -65,15 +82,29 @@ func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map
 		if d.flaps[a] = f; !f.held {
 			continue
 		}
-		if held == nil {
-			held = make(map[netip.Addr]bool)
-		}
-		held[a] = true
-		// A moment more, so that it is over then.
-		if left := time.Duration(math.Log2(merit/reuse)*float64(halfLife)) + time.Millisecond; again == 0 || left < again {
-			again = left
-		}
+		hold(a, time.Duration(math.Log2(merit/reuse)*float64(halfLife)))
 	}
 	d.last = want
 	return held, again
+}
+
+// settle holds back what has just joined other nodes.
+func (d *Damper) settle(now time.Time, want map[netip.Addr]Announcement, hold func(netip.Addr, time.Duration)) {
+	for a, w := range want {
+		if _, had := d.last[a]; had || !w.Joined || d.last == nil {
+			continue
+		}
+		if d.joined == nil {
+			d.joined = make(map[netip.Addr]time.Time)
+		}
+		d.joined[a] = now
+	}
+	for a, since := range d.joined {
+		w, wanted := want[a]
+		if left := settle - now.Sub(since); wanted && w.Elsewhere && left > 0 {
+			hold(a, left)
+		} else {
+			delete(d.joined, a)
+		}
+	}
 }

@@ -70,7 +70,9 @@ type Announcement struct {
 	State State
 	// Elsewhere says that an endpoint of the Service is ready on another node too.
 	Elsewhere bool
-	Service   store.Key
+	// Joined says that one was when this node began to serve the address.
+	Joined  bool
+	Service store.Key
 }
 
 // better reports whether one counts before another of the same address, of another
@@ -93,6 +95,7 @@ type decided struct {
 	addr      netip.Addr
 	state     State
 	elsewhere bool
+	joined    bool // it was served elsewhere before it was here
 }
 
 // service is a Service with its addresses read.
@@ -137,7 +140,7 @@ func (s service) decide(r Ranges, at func(six bool) serving) []decided {
 				now = Serving // by whichever node: none is better than another
 			}
 			if now != None {
-				out = append(out, decided{a, now, e.elsewhere})
+				out = append(out, decided{addr: a, state: now, elsewhere: e.elsewhere})
 			}
 		}
 	}

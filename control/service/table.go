@@ -61,6 +61,7 @@ func (t *Table) SetService(key store.Key, s *store.Service) bool {
 	} else {
 		e := &entry{service: serviceOf(s)}
 		e.decided = t.decide(key, e.service, t.node)
+		markJoined(was, e.decided, [2]bool{})
 		t.services[key], now = e, e.decided
 	}
 	return t.changed(was, now)
@@ -79,23 +80,28 @@ func (t *Table) changed(was, now []decided) bool {
 // does.
 func (t *Table) SetSlice(key store.Key, s *store.EndpointSlice) bool {
 	var touched []store.Key
+	before := make(map[store.Key][2]bool, 2) // whether other nodes served a Service, by family
+	touch := func(of store.Key) {
+		touched = append(touched, of)
+		before[of] = [2]bool{t.serving(of, t.node, false).elsewhere, t.serving(of, t.node, true).elsewhere}
+	}
 	if was := t.slices[key]; was != nil {
 		of := store.ServiceKey(key.Namespace, was.Service)
+		touch(of)
 		if delete(t.of[of], key); len(t.of[of]) == 0 {
 			delete(t.of, of)
 		}
-		touched = append(touched, of)
 		delete(t.slices, key)
 	}
 	if s != nil {
 		of := store.ServiceKey(key.Namespace, s.Service)
+		if !slices.Contains(touched, of) {
+			touch(of)
+		}
 		if t.of[of] == nil {
 			t.of[of] = make(map[store.Key]bool, 1)
 		}
 		t.of[of][key], t.slices[key] = true, s
-		if !slices.Contains(touched, of) {
-			touched = append(touched, of)
-		}
 	}
 	changed := false
 	for _, of := range touched {
@@ -104,10 +110,26 @@ func (t *Table) SetSlice(key store.Key, s *store.EndpointSlice) bool {
 			continue
 		}
 		now := t.decide(of, e.service, t.node)
+		markJoined(e.decided, now, before[of])
 		changed = t.changed(e.decided, now) || changed
 		e.decided = now
 	}
 	return changed
+}
+
+// markJoined says of what is announced now, and was not, that it was served elsewhere before.
+func markJoined(was, now []decided, before [2]bool) {
+	for i, d := range now {
+		if j := slices.IndexFunc(was, func(w decided) bool { return w.addr == d.addr }); j >= 0 {
+			now[i].joined = was[j].joined
+			continue
+		}
+		family := 0
+		if d.addr.Is6() {
+			family = 1
+		}
+		now[i].joined = before[family]
+	}
 }
 
 // Clone returns a table that may be changed without changing t.
@@ -168,7 +190,7 @@ func (t *Table) Announced(node string) map[netip.Addr]Announcement {
 			list = t.decide(key, e.service, node)
 		}
 		for _, d := range list {
-			now := Announcement{d.state, d.elsewhere, key}
+			now := Announcement{State: d.state, Elsewhere: d.elsewhere, Joined: d.joined, Service: key}
 			if had, ok := out[d.addr]; !ok || now.better(had) {
 				out[d.addr] = now
 			}
