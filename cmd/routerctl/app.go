@@ -108,6 +108,7 @@ in a pod as its service account.`,
 	f.StringVar(&a.socket, "socket", "", "the daemon's socket (default $ROUTERD_SOCKET, else "+defaultSocket+")")
 	f.StringVar(&a.lab, "lab", "", "talk to a host of this lab; needs --host")
 	f.StringVar(&a.host, "host", "", "the host in the lab")
+	f.Bool("allow-version-mismatch", false, "does nothing: calicoctl's scripts give it")
 	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long a command may take")
 	resources, history, policies, events := resourceCommands{a}, historyCommands{a}, policyCommands{a}, eventsCommands{a}
 	root.AddCommand(
