@@ -277,7 +277,6 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 		}
 		s.mu.Lock()
 		delete(s.sessions, addr)
-		s.rib.recover(addr)
 		s.mu.Unlock()
 	}
 	s.mu.Lock()

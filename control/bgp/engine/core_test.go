@@ -218,6 +218,38 @@ func heapNow() uint64 {
 	return m.HeapAlloc
 }
 
+// TestRemovedAfterItsEnd: whenever a peer whose session has ended is removed, that what it had
+// announced is gone is reported once, after the changes: a next hop that was lost with the
+// session is usable again then, and the peer may be configured anew by that time.
+func TestRemovedAfterItsEnd(t *testing.T) {
+	t.Parallel()
+	for steps := range 4 { // of the work between the end and the removal
+		c, peers, _ := hand(3)
+		feed(t, c, peers[1], table(1, 3), func() {})
+		discard(c)
+		end := fsm.Cease(fsm.CeaseDeconfigured, "")
+		c.down(peers[1], peers[1].session, fsm.Reason{Cause: fsm.Received, Notification: end})
+		for range steps {
+			c.work()
+		}
+		c.removePeer(peers[1])
+		for c.work() {
+		}
+		var events []string
+		changes, atEnd := 0, 0
+		event := func(e Event) {
+			events = append(events, fmt.Sprint(e.Kind, " ", e.Peer))
+			atEnd = changes
+		}
+		for c.take(4096, event, func(wire.Prefix, func(func(*Path) bool)) { changes++ }) {
+		}
+		want := []string{fmt.Sprint(Down, " 10.1.0.1"), fmt.Sprint(Withdrawn, " 10.1.0.1")}
+		if !slices.Equal(events, want) || changes != 3 || atEnd != 3 {
+			t.Errorf("removed after %d steps: %q, want %q; the last after %d of %d changes, want 3", steps, events, want, atEnd, changes)
+		}
+	}
+}
+
 // FuzzReceive hands messages of any content to a core: a fault has a code for its
 // NOTIFICATION, and what is advertised then can be read.
 func FuzzReceive(f *testing.F) {

@@ -123,13 +123,10 @@ func (c *core) keep(p *peer, f wire.Family, why stage, time time.Duration) {
 	c.poke()
 }
 
-// withdrawn reports, after what is under way, that what a peer had announced is gone.
+// withdrawn reports, after what is under way, that what a peer had announced is gone: also of
+// a peer that has been removed meanwhile, for that its session ended was reported.
 func (c *core) withdrawn(p *peer) {
-	c.later(func(int) bool { return true }, func() {
-		if !p.removed {
-			c.tell(Event{Kind: Withdrawn, Peer: p.config.Addr})
-		}
-	})
+	c.later(func(int) bool { return true }, func() { c.tell(Event{Kind: Withdrawn, Peer: p.config.Addr}) })
 }
 
 // sweep removes a peer's stale paths of a family, in steps.
