@@ -219,18 +219,19 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return
 	}
+	s.mu.Lock()
 	code, answer := s.answer(r, p, body)
+	text := encode(answer) // an object changes when it is deleted
+	s.mu.Unlock()
 	if code != http.StatusOK {
-		answer = map[string]any{"kind": "Status", "code": code, "reason": strings.ReplaceAll(http.StatusText(code), " ", ""), "message": r.Method + " " + r.URL.Path}
+		text = encode(map[string]any{"kind": "Status", "code": code, "reason": strings.ReplaceAll(http.StatusText(code), " ", ""), "message": r.Method + " " + r.URL.Path})
 	}
 	w.WriteHeader(code)
-	_, _ = w.Write(encode(answer)) // who asked may be gone
+	_, _ = w.Write(text) // who asked may be gone
 }
 
-// answer carries a request out.
+// answer carries a request out. The lock is held.
 func (s *Server) answer(r *http.Request, p place, body []byte) (code int, answer any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	switch {
 	case r.URL.Path == "/apis":
 		return http.StatusOK, map[string]any{"groups": []any{map[string]any{"name": "projectcalico.org"}}}
