@@ -82,7 +82,9 @@ func (t *Table) SetSlice(key store.Key, s *store.EndpointSlice) bool {
 	var touched []store.Key
 	before := make(map[store.Key][2]bool, 2) // whether other nodes served a Service, by family
 	touch := func(of store.Key) {
-		touched = append(touched, of)
+		if touched = append(touched, of); t.services[of] == nil {
+			return
+		}
 		before[of] = [2]bool{t.serving(of, t.node, false).elsewhere, t.serving(of, t.node, true).elsewhere}
 	}
 	if was := t.slices[key]; was != nil {
