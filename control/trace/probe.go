@@ -42,7 +42,7 @@ func AddProbe(out *apiv1.TraceResponse, f ProbeFacts) {
 	if p.GetAnswered() {
 		p.Delivered = true // whoever watched
 	}
-	p.Result = result(f, p)
+	p.Result = outcome(p, f.Err, f.Protocol, "it arrived", "it was seen last")
 	lost := f.Err == nil && len(p.GetUnknown()) == 0 && f.To.Node != "" && !p.GetAnswered() && (!p.GetDelivered() || answers(f.Protocol))
 	if !lost || out.GetVerdict() == Broken {
 		return
@@ -105,24 +105,24 @@ func lastSeen(p *apiv1.Probe) *apiv1.Sighting {
 	return nil
 }
 
-// result says in words what became of the packet.
-func result(f ProbeFacts, p *apiv1.Probe) string {
+// outcome says in words what became of the packet. arrived are those for that it did, and seen those before where it was seen last.
+func outcome(p *apiv1.Probe, err error, protocol uint8, arrived, seen string) string {
 	last := lastSeen(p)
 	switch {
-	case f.Err != nil:
-		return fmt.Sprintf("not sent: %v", f.Err)
+	case err != nil:
+		return fmt.Sprintf("not sent: %v", err)
 	case p.GetAnswered():
-		return "it arrived, and its answer came back"
+		return arrived + ", and its answer came back"
 	case last == nil:
 		return "it was not seen at all: it did not leave where it was sent"
 	case last.GetBack():
-		return "it arrived, and its answer was seen last " + place(last)
-	case p.GetDelivered() && !answers(f.Protocol):
-		return "it arrived; an answer to it is up to the program, and none was seen"
+		return arrived + ", and its answer was seen last " + place(last)
+	case p.GetDelivered() && !answers(protocol):
+		return arrived + "; an answer to it is up to the program, and none was seen"
 	case p.GetDelivered():
-		return "it arrived, and no answer was seen"
+		return arrived + ", and no answer was seen"
 	}
-	return "it was seen last " + place(last)
+	return seen + " " + place(last)
 }
 
 // place says in words where a packet was seen.

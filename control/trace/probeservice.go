@@ -118,30 +118,13 @@ func (f ServiceProbeFacts) untranslated(p *apiv1.Probe) bool {
 
 // result says in words what became of the packet.
 func (f ServiceProbeFacts) result(p *apiv1.Probe, e ProbeEndpoint, chosen, bare bool) string {
-	last := lastSeen(p)
-	at := "it arrived"
-	if chosen {
-		at = fmt.Sprintf("it arrived at %s (%s)", e.Addr, e.Name)
-	}
 	switch {
-	case f.Err != nil:
-		return fmt.Sprintf("not sent: %v", f.Err)
 	case bare && p.GetAnswered():
 		return fmt.Sprintf("%s answered it by itself: nothing there translates %s to an endpoint", f.Proxy, f.To)
 	case bare:
-		return fmt.Sprintf("nothing on %s translates %s to an endpoint, and it was seen last %s", f.Proxy, f.To, place(last))
-	case p.GetAnswered():
-		return at + ", and its answer came back"
-	case last == nil:
-		return "it was not seen at all: it did not leave where it was sent"
-	case last.GetBack():
-		return at + ", and its answer was seen last " + place(last)
-	case p.GetDelivered() && !answers(f.Protocol):
-		return at + "; an answer to it is up to the program, and none was seen"
-	case p.GetDelivered():
-		return at + ", and no answer was seen"
+		return fmt.Sprintf("nothing on %s translates %s to an endpoint, and it was seen last %s", f.Proxy, f.To, place(lastSeen(p)))
 	case chosen:
-		return fmt.Sprintf("on its way to %s (%s) it was seen last %s", e.Addr, e.Name, place(last))
+		return outcome(p, f.Err, f.Protocol, fmt.Sprintf("it arrived at %s (%s)", e.Addr, e.Name), fmt.Sprintf("on its way to %s (%s) it was seen last", e.Addr, e.Name))
 	}
-	return "it was seen last " + place(last)
+	return outcome(p, f.Err, f.Protocol, "it arrived", "it was seen last")
 }
