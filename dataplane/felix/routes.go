@@ -8,9 +8,9 @@ import (
 	"github.com/routerd/routerd/dataplane/internal/nl"
 )
 
-// protocol is what Felix's routes to other hosts carry; those of Calico's BIRD have
-// BIRD's.
-const protocol = 80
+// Protocol is what Felix's routes to other hosts carry (rtm_protocol of rtnetlink(7)); those
+// of Calico's BIRD have BIRD's.
+const Protocol = 80
 
 // Forwards reports whether the kernel forwards by routes that Calico left, Felix's or
 // BIRD's, which keeps them when it ends ("persist"). It looks at the main tables in the
@@ -30,7 +30,7 @@ func Forwards() (bool, error) {
 			if len(m.Body) < unix.SizeofRtMsg || m.Body[4] != unix.RT_TABLE_MAIN {
 				return
 			}
-			found = found || m.Body[5] == protocol || m.Body[5] == unix.RTPROT_BIRD
+			found = found || m.Body[5] == Protocol || m.Body[5] == unix.RTPROT_BIRD
 		})
 		if err != nil && !found {
 			return false, fmt.Errorf("look for Calico's routes: %w", err)

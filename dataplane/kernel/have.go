@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/dataplane/felix"
 )
 
 // The names of our devices.
@@ -362,7 +363,7 @@ func membersOf(o dataplane.Object) dataplane.GroupMembers {
 func protocolName(p uint8) string {
 	names := map[uint8]string{
 		2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 12: "bird", 16: "dhcp", 18: "keepalived", 42: "babel",
-		DefaultProtocol: "routerd", 80: "calico", 186: "bgp", 187: "isis", 188: "ospf", 189: "rip", 192: "eigrp",
+		DefaultProtocol: "routerd", felix.Protocol: "calico", 186: "bgp", 187: "isis", 188: "ospf", 189: "rip", 192: "eigrp",
 	}
 	if n, ok := names[p]; ok {
 		return fmt.Sprintf("%s (%d)", n, p)

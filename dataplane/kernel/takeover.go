@@ -4,26 +4,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
-)
-
-// What Calico's routes carry as their protocol: Felix's own number, and, of BIRD and of
-// the routes to workloads and through vxlan.calico (deviceRouteProtocol), two that
-// others use as well.
-const (
-	protocolCalico = 80
-	protocolBIRD   = unix.RTPROT_BIRD
-	protocolBoot   = unix.RTPROT_BOOT
+	"github.com/routerd/routerd/dataplane/felix"
 )
 
 // takesOver reports whether a new route of ours replaces the foreign one that has its
 // key, in one step and so without a gap: where Calico ran on this host before. What
 // carries Felix's number goes whatever it says; of the others only what sends packets
-// where ours does, so that nothing but the owner changes.
+// where ours does, so that nothing but the owner changes: those of BIRD, and of the routes
+// to workloads and through vxlan.calico (deviceRouteProtocol), have numbers that others use
+// as well.
 func (wr *writer) takesOver(r *fibRoute, w dataplane.Route) bool {
 	switch r.protocol {
-	case protocolCalico:
+	case felix.Protocol:
 		return true
-	case protocolBIRD, protocolBoot:
+	case unix.RTPROT_BIRD, unix.RTPROT_BOOT:
 		return wr.doesAs(r, w)
 	}
 	return false
