@@ -170,7 +170,8 @@ func (r *receiver) neededEncaps() set[dataplane.Encap] {
 // has set it up, accepts or sends it, or has the device from a previous run. What it has
 // set up counts also while it publishes that it does not accept it: that may have been
 // begun before the pools asked for it anew, and a peer may have gone by what was published
-// before.
+// before. What the kernel refuses is not set up: it would be wanted for no other reason than
+// that it is.
 func (r *receiver) saw(f dataplane.Encap, accepts, uses set[dataplane.Encap]) bool {
 	if f.Driver == dataplane.DriverDirect {
 		return true

@@ -124,7 +124,7 @@ func (c *core) keep(p *peer, f wire.Family, why stage, time time.Duration) {
 }
 
 // withdrawn reports, after what is under way, that what a peer had announced is gone: also of
-// a peer that has been removed meanwhile, for that its session ended was reported.
+// a peer that has been removed meanwhile, for the end of its session was reported.
 func (c *core) withdrawn(p *peer) {
 	c.later(func(int) bool { return true }, func() { c.tell(Event{Kind: Withdrawn, Peer: p.config.Addr}) })
 }
