@@ -66,7 +66,6 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 			m.cluster, err = s.clusterOf(ctx)
 		}
 		if err == nil {
-			s.checkVersion(ctx)
 			kinds = slices.Compact(slices.Sorted(slices.Values(kinds)))
 			for _, k := range kinds {
 				sources = append(sources, s.sources(g, k)...)
@@ -86,6 +85,7 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 	}
 	m.start()
 	var readers sync.WaitGroup
+	readers.Go(func() { s.checkVersion(ctx) }) // nothing waits for it
 	for _, p := range m.parts {
 		r := &reader{s: s, m: m, p: p}
 		if at := from.Places[p.source.Resource.String()]; at != 0 && from.Places[clusterPlace] == m.cluster && slices.Contains(from.Kinds, p.source.Kind) {
