@@ -180,10 +180,11 @@ func udpSocket(p Place, family int) (int, error) {
 }
 
 func (f *flow) close() {
-	for _, fd := range []int{f.in, f.out} {
-		if fd >= 0 {
-			_ = unix.Close(fd)
+	for _, fd := range []*int{&f.in, &f.out} {
+		if *fd >= 0 {
+			_ = unix.Close(*fd)
 		}
+		*fd = -1 // the number is another file's from now on
 	}
 }
 
@@ -364,12 +365,14 @@ func (f *flow) report(until uint64) FlowReport {
 	return r
 }
 
-// Stop ends the traffic and reports on what [Load.Interval] has not. It may be
-// called once.
+// Stop ends the traffic and reports on what [Load.Interval] has not: nothing,
+// when it is called again.
 func (l *Load) Stop() LoadReport {
 	l.cancel()
 	<-l.done
 	r := l.Interval()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.close()
 	return r
 }

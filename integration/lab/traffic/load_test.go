@@ -55,12 +55,7 @@ func TestLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stopped := false
-	t.Cleanup(func() {
-		if !stopped {
-			l.Stop()
-		}
-	})
+	t.Cleanup(func() { l.Stop() })
 	var quiet LoadReport
 	await.Until(t, "packets", func() error {
 		quiet = append(quiet, l.Interval()...)
@@ -107,7 +102,6 @@ func TestLoad(t *testing.T) {
 	if lost != want || want < 50 {
 		t.Errorf("%d packets lost, and the router dropped %d: %v", lost, want, after)
 	}
-	stopped = true
 	if bad := l.Stop().Bad(); len(bad) != 0 {
 		t.Errorf("after the fault: %v", bad)
 	}
@@ -129,6 +123,33 @@ func TestLoadIntervals(t *testing.T) {
 	}
 	if r := l.Stop(); len(r.Bad()) > 0 {
 		t.Errorf("the rest: %v", r)
+	}
+}
+
+// A load that ended has no descriptors: their numbers are other files' by then.
+func TestLoadStopsTwice(t *testing.T) {
+	t.Parallel()
+	a, _, b := wire(t, "twice")
+	start := func() *Load {
+		t.Helper()
+		l, err := StartLoad(LoadOptions{Rate: 100}, [2]Place{{"a", a, addr(10, 0, 1, 2)}, {"b", b, addr(10, 0, 2, 2)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Stop() })
+		return l
+	}
+	ended := start()
+	ended.Stop()
+	other := start()
+	for i, r := range []LoadReport{ended.Stop(), ended.Interval(), ended.Stop()} {
+		if n := r.Sum().Sent; n > 0 {
+			t.Errorf("report %d of a load that ended has %d packets", i, n)
+		}
+	}
+	other.Interval()
+	if r := other.Interval(); len(r.Bad()) > 0 || len(r.Silent()) > 0 || r[0].LastError != "" {
+		t.Errorf("the load beside it: %v", r)
 	}
 }
 
