@@ -314,7 +314,13 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 			missing = append(missing, p)
 		}
 	}
+	a.due = false // what comes from now on is not in these pools
 	a.mu.Unlock()
+	defer func() {
+		if due {
+			a.setDue()
+		}
+	}()
 	if u == nil || !synced {
 		return 0, nil
 	}
@@ -335,18 +341,15 @@ func (a *Agent) attempt(ctx context.Context) (again time.Duration, err error) {
 			return again, errors.Join(pool, err)
 		}
 	}
-	a.setDue(false)
 	next, err := a.tunnels(ctx, self, want)
-	if err != nil {
-		a.setDue(true)
-	}
+	due = err != nil
 	return sooner(again, next), errors.Join(pool, err)
 }
 
-func (a *Agent) setDue(due bool) {
+func (a *Agent) setDue() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.due = due
+	a.due = true
 }
 
 // sooner returns the shorter of two times, of which 0 is never.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -370,6 +371,52 @@ func TestAgent(t *testing.T) {
 		synctest.Wait()
 		if pools, _, err := s.List(t.Context(), store.KindIPPool, ""); err != nil || len(pools) != 0 {
 			t.Errorf("the default pool was made again: %d pools, %v", len(pools), err)
+		}
+	})
+}
+
+// TestAgentChangedMeanwhile: the pool changes while the agent waits for IPAM to know
+// what it knew before.
+func TestAgentChangedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		defer s.Close()
+		waits, goOn := make(chan struct{}), make(chan struct{})
+		var slow atomic.Bool
+		a := New(Config{
+			Name: "node1", Store: s, Tunnels: &fakeTunnels{}, Log: slog.New(slog.DiscardHandler),
+			DefaultPools: []DefaultPool{{netip.MustParsePrefix("192.168.0.0/16"), store.Direct, 26}},
+			AwaitIPAM: func(context.Context, store.Revision) error {
+				if slow.Swap(false) {
+					close(waits)
+					<-goOn
+				}
+				return nil
+			},
+		})
+		defer follow(t, a, s)()
+		a.HandleUnderlay(manyLinks())
+		<-time.After(2 * tunnelGrace) // virtual time: no address waits to be given back
+		modify := func(key store.Key, change func(any)) {
+			t.Helper()
+			_, err := store.Modify(t.Context(), s, key, func(cur store.Object) (any, error) {
+				v := store.Clone(cur.Value)
+				change(v)
+				return v, nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait() // the agent has heard of it
+		}
+		slow.Store(true)
+		modify(store.ResourceKey(store.KindNode, "node1"), func(v any) { v.(*store.Node).Labels = map[string]string{"a": "b"} })
+		<-waits
+		modify(store.ResourceKey(store.KindIPPool, "default-ipv4-ippool"), func(v any) { store.SetEncapsulation(v.(*v3.IPPool), store.IPIPCrossSubnet) })
+		close(goOn)
+		synctest.Wait()
+		if got := get(t, s, "node1").Spec.BGP.IPv4IPIPTunnelAddr; got != "192.168.0.1" {
+			t.Errorf("the address of the tunnel that the pool now uses is %q", got)
 		}
 	})
 }
