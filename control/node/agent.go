@@ -129,6 +129,10 @@ type Agent struct {
 	claim claim // Run's; the zero value: none is open
 
 	announced map[netip.Addr]time.Time // Run's: when addresses were published as ones to send from
+	// mayHold has the tunnels of which this host may hold addresses in IPAM: all at first, for
+	// nobody knows what a previous run left. The Node does not tell: the watch may show it
+	// first when the address is no longer in it. Run's.
+	mayHold map[Tunnel]bool
 
 	mu       sync.Mutex
 	underlay *dataplane.Underlay
@@ -148,8 +152,13 @@ type Agent struct {
 
 // New returns an agent that does nothing until [Agent.Run].
 func New(cfg Config) *Agent {
+	mayHold := map[Tunnel]bool{}
+	for _, t := range AllTunnels() {
+		mayHold[t] = true
+	}
 	return &Agent{
-		cfg: cfg, wake: async.NewSignal(), announced: map[netip.Addr]time.Time{},
+		mayHold: mayHold,
+		cfg:     cfg, wake: async.NewSignal(), announced: map[netip.Addr]time.Time{},
 		pools: map[string]*cluster.Pool{}, hadPool: map[dataplane.Family]bool{}, peers: newPeers(),
 		missing: map[dataplane.Family]time.Time{}, spare: map[Tunnel]time.Time{},
 	}

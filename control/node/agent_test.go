@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/dataplane"
@@ -237,9 +239,6 @@ type fakeTunnels struct {
 func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel) (netip.Addr, bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.fail != nil {
-		return netip.Addr{}, false, f.fail
-	}
 	addr, ok := f.moved[t]
 	switch {
 	case ok:
@@ -254,7 +253,16 @@ func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel) (netip.Addr, bool, err
 	if !slices.Contains(f.held[t], addr) {
 		f.held[t] = append(f.held[t], addr)
 	}
+	if f.fail != nil { // the address is written, and the answer is lost
+		return netip.Addr{}, false, f.fail
+	}
 	return addr, len(f.held[t]) > 1, nil
+}
+
+func (f *fakeTunnels) failWith(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail = err
 }
 
 func (f *fakeTunnels) Release(_ context.Context, t Tunnel, keep netip.Addr) error {
@@ -421,6 +429,92 @@ func TestAgentChangedMeanwhile(t *testing.T) {
 	})
 }
 
+// TestQuietEnd changes the pool, the host's labels and how long IPAM takes, at any time.
+// When nothing changes any more the host has published the addresses of the tunnels
+// that its pool needs, and holds no others.
+func TestQuietEnd(t *testing.T) {
+	t.Parallel()
+	type step struct {
+		Do   int
+		Mode store.Encapsulation
+		Wait time.Duration
+	}
+	modes := []store.Encapsulation{store.Direct, store.IPIP, store.VXLAN, store.VXLANCrossSubnet}
+	waits := []time.Duration{0, 100 * time.Millisecond, time.Second, tunnelGrace - 100*time.Millisecond, tunnelGrace, time.Minute}
+	rapid.Check(t, func(rt *rapid.T) {
+		steps := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) step {
+			return step{rapid.IntRange(0, 6).Draw(t, "do"), rapid.SampledFrom(modes).Draw(t, "mode"), rapid.SampledFrom(waits).Draw(t, "wait")}
+		}), 1, 15).Draw(rt, "steps")
+		synctest.Test(t, func(t *testing.T) {
+			s := memory.New()
+			defer s.Close()
+			tunnels := &fakeTunnels{}
+			var slow atomic.Int64 // a time.Duration
+			a := New(Config{
+				Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler),
+				DefaultPools: []DefaultPool{{netip.MustParsePrefix("192.168.0.0/16"), store.Direct, 26}},
+				AwaitIPAM: func(ctx context.Context, _ store.Revision) error {
+					select {
+					case <-time.After(time.Duration(slow.Load())):
+					case <-ctx.Done():
+					}
+					return ctx.Err()
+				},
+			})
+			defer follow(t, a, s)()
+			a.HandleUnderlay(manyLinks())
+			synctest.Wait()
+			modify := func(key store.Key, change func(any)) {
+				_, err := store.Modify(t.Context(), s, key, func(cur store.Object) (any, error) {
+					v := store.Clone(cur.Value)
+					change(v)
+					return v, nil
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			mode := store.Direct
+			for i, st := range steps {
+				switch st.Do {
+				case 0, 1:
+					mode = st.Mode
+					modify(store.ResourceKey(store.KindIPPool, "default-ipv4-ippool"), func(v any) { store.SetEncapsulation(v.(*v3.IPPool), mode) })
+				case 2:
+					modify(store.ResourceKey(store.KindNode, "node1"), func(v any) { v.(*store.Node).Labels = map[string]string{"step": strconv.Itoa(i)} })
+				case 3, 4:
+					slow.Store(int64(st.Wait))
+				case 5:
+					tunnels.failWith(errors.New("no answer"))
+				case 6:
+					tunnels.failWith(nil)
+				}
+				<-time.After(st.Wait) // virtual time
+			}
+			slow.Store(0)
+			tunnels.failWith(nil)
+			<-time.After(10 * time.Minute) // virtual time
+			synctest.Wait()
+			n := get(t, s, "node1")
+			got := []string{n.Spec.BGP.IPv4IPIPTunnelAddr, tunnels.holds(TunnelIPIP), n.Spec.IPv4VXLANTunnelAddr, tunnels.holds(TunnelVXLAN)}
+			want := []string{"", "[]", "", "[]"}
+			switch mode {
+			case store.IPIP:
+				want[0], want[1] = "192.168.0.1", "[192.168.0.1]"
+			case store.VXLAN, store.VXLANCrossSubnet:
+				want[2], want[3] = "192.168.0.2", "[192.168.0.2]"
+			default:
+			}
+			if d := cmp.Diff(want, got); d != "" {
+				t.Errorf("after %v, with the pool in %s (-want +got):\n%s", steps, mode, d)
+			}
+		})
+		if t.Failed() {
+			rt.FailNow()
+		}
+	})
+}
+
 // TestAgentTriesAgain: a fault is shown and healed without help.
 func TestAgentTriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -442,9 +536,7 @@ func TestAgentTriesAgain(t *testing.T) {
 		if st := a.Status(); !st.Registered || st.Err == nil || !strings.Contains(st.Err.Error(), "pools exhausted") {
 			t.Errorf("without a tunnel address: %+v; want it registered, with the reason", st)
 		}
-		tunnels.mu.Lock()
-		tunnels.fail = nil
-		tunnels.mu.Unlock()
+		tunnels.failWith(nil)
 		<-time.After(2 * retryMax) // virtual time
 		synctest.Wait()
 		if st := a.Status(); st.Err != nil || !st.Tunnels[TunnelVXLAN].IsValid() {

@@ -31,6 +31,9 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 		if want[t] {
 			var more bool
 			addr, more, err = a.cfg.Tunnels.Ensure(ctx, t)
+			if err != nil || addr.IsValid() {
+				a.mayHold[t] = true
+			}
 			if err != nil {
 				errs = append(errs, err)
 				// Keep what was published: peers may be using it.
@@ -46,8 +49,7 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 		if addr.IsValid() {
 			have[t] = addr
 		} else {
-			// After a restart nobody remembers whether it holds any.
-			spare[t] = published.IsValid() || !a.Status().Complete
+			spare[t] = published.IsValid() || a.mayHold[t]
 		}
 		differ = differ || addr != published
 	}
@@ -91,6 +93,9 @@ func (a *Agent) giveBack(ctx context.Context, have map[Tunnel]netip.Addr, spare 
 				continue
 			}
 			delete(a.spare, t)
+			if !have[t].IsValid() {
+				delete(a.mayHold, t)
+			}
 		}
 	}
 	return again, errors.Join(errs...)
