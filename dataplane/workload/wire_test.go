@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -50,19 +51,21 @@ func newFixture(t *testing.T) *fixture {
 }
 
 // command runs a command in a namespace and returns its output's lines,
-// trimmed.
+// trimmed. Complaints are apart: ip(8) has one of each name in /run/netns that somebody is
+// just making or removing.
 func command(t *testing.T, ns *netnstest.Netns, name string, args ...string) []string {
 	t.Helper()
-	var out []byte
-	err := ns.Do(func() (err error) {
-		out, err = exec.Command(name, args...).CombinedOutput()
-		return err
+	var out, errs bytes.Buffer
+	err := ns.Do(func() error {
+		cmd := exec.Command(name, args...)
+		cmd.Stdout, cmd.Stderr = &out, &errs
+		return cmd.Run()
 	})
 	if err != nil {
-		t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		t.Fatalf("%s %v: %v\n%s%s", name, args, err, &errs, &out)
 	}
 	var lines []string
-	for l := range strings.Lines(string(out)) {
+	for l := range strings.Lines(out.String()) {
 		if l = strings.Join(strings.Fields(l), " "); l != "" {
 			lines = append(lines, l)
 		}
