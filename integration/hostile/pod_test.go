@@ -22,6 +22,7 @@ func TestPod(t *testing.T) {
 			top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: mode}
 			l := bringUp(t, "pod-"+strings.ToLower(string(mode)), top)
 			reachable(t, l)
+			t.Run("sockets", func(t *testing.T) { listensOnly(t, l, mode) })
 			t.Run("spoofed_source", func(t *testing.T) { spoofSources(t, l) })
 			t.Run("neighbour_table", func(t *testing.T) { floodNeighbours(t, l) })
 			// The last: it leaves a pod with no connections to spare.

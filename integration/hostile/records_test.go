@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -95,12 +96,13 @@ func says(t *testing.T, l *lab.Lab, host string, args []string, texts ...string)
 	})
 }
 
-// attackInterfaces writes workload endpoints on interfaces of node2 itself, and a
-// prefix that makes its uplink a workload's. node2's datastore is on node1: a rule
-// that cut it off could not be taken back.
+// attackInterfaces writes workload endpoints on interfaces of node2 itself and on one that
+// the kernel would cut to that of a pod, and a prefix that makes its uplink a workload's.
+// node2's datastore is on node1: a rule that cut it off could not be taken back.
 func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 	var keys []store.Key
-	for i, name := range []string{"eth0", "lo", "*", "vxlan.calico", "vxlan-v6.calico"} {
+	longer := deviceOf(t, l, "node2", "node2/pod1") + "x"
+	for i, name := range []string{"eth0", "lo", "*", "vxlan.calico", "vxlan-v6.calico", longer} {
 		w := &store.WorkloadEndpoint{}
 		w.Namespace = "default"
 		w.Spec = store.WorkloadEndpointSpec{
@@ -116,7 +118,11 @@ func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 			t.Fatal(err)
 		}
 		keys = append(keys, o.Key)
-		says(t, l, "node2", []string{"policy", "show"}, o.Key.String(), "interface "+name+" is the host's own")
+		why := "interface " + name + " is the host's own"
+		if name == longer {
+			why = fmt.Sprintf("no interface is called %q", name)
+		}
+		says(t, l, "node2", []string{"policy", "show"}, o.Key.String(), why)
 	}
 	reachable(t, l)
 	configure(t, s, func(f *v3.FelixConfigurationSpec) { f.InterfacePrefix = "cali,eth,vxlan,l" })
@@ -134,6 +140,14 @@ func attackInterfaces(t *testing.T, l *lab.Lab, s store.Store) {
 			t.Fatal(err)
 		}
 	}
+	poll(t, "node2 has read that they are gone", func() string {
+		out, err := routerctl(t, l, "node2", "policy", "show")
+		if err != nil || slices.ContainsFunc(keys, func(k store.Key) bool { return strings.Contains(out, k.String()) }) {
+			return fmt.Sprint(err, "\n", out)
+		}
+		return ""
+	})
+	reachable(t, l)
 }
 
 // configure changes node2's own settings.

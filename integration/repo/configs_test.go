@@ -173,3 +173,20 @@ func TestUnitIsAcceptedBySystemd(t *testing.T) {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
 }
+
+// TestPrivileges: docs/security.md names the capabilities that the unit leaves the daemon.
+func TestPrivileges(t *testing.T) {
+	t.Parallel()
+	capabilities := func(text string) []string {
+		list := regexp.MustCompile(`CAP_[A-Z_]+`).FindAllString(text, -1)
+		slices.Sort(list)
+		return slices.Compact(list)
+	}
+	_, bounds, _ := strings.Cut(read(t, unit), "\nCapabilityBoundingSet=")
+	bounds, _, _ = strings.Cut(bounds, "\n")
+	_, page, _ := strings.Cut(read(t, "docs/security.md"), "\n## Privileges\n")
+	page, _, _ = strings.Cut(page, "\n## ")
+	if diff := cmp.Diff(capabilities(bounds), capabilities(page)); diff != "" || bounds == "" {
+		t.Errorf("capabilities of the unit and of docs/security.md (-unit +page):\n%s", diff)
+	}
+}
