@@ -235,11 +235,12 @@ kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernet
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/cluster
 
-# Apart from kubernetes, for it takes a long time.
+# Apart from kubernetes, for it takes a long time. CLUSTER has flags of the cluster:
+# CLUSTER="-datastore=etcd" (integration/kube/cluster, Config.Flags).
 .PHONY: kubernetes-suites
 kubernetes-suites: kube-tools kube-suites build ## Kubernetes' own tests of NetworkPolicy and Services, and network-policy-api's, on such a cluster: an hour. As root
 	@.ci/deps kubernetes
-	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 5h -v ./integration/kube/suites
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 5h -v ./integration/kube/suites $(CLUSTER)
 
 .PHONY: bench
 bench: build ## Measure against the reference tools in the same run; also written to bench/latest.txt

@@ -271,8 +271,12 @@ func (c ServerConfig) reach() []string {
 			"--disable-admission-plugins=ServiceAccount", // no controller makes the accounts
 		}
 	}
+	every := netip.IPv4Unspecified()
+	if c.Advertise.Is6() {
+		every = netip.IPv6Unspecified()
+	}
 	return []string{
-		"--bind-address=0.0.0.0", "--advertise-address=" + c.Advertise.String(),
+		"--bind-address=" + every.String(), "--advertise-address=" + c.Advertise.String(),
 		"--kubelet-preferred-address-types=InternalIP", // no DNS knows the nodes
 	}
 }

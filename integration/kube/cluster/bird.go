@@ -8,26 +8,41 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
 // StartSwitch starts BIRD on the router as the nodes' top-of-rack switch, which learns
 // from all of them and puts what it learns into its kernel, and has all nodes peer with
-// it.
+// it. Where pods' packets are in no tunnel it tells the nodes of one rack where those of
+// others are. If it runs already nothing happens.
 func (c *Cluster) StartSwitch(ctx context.Context) error {
+	if c.switched {
+		return nil
+	}
+	c.switched = true
 	bird := "bird"
 	if _, err := exec.LookPath(bird); err != nil {
 		bird = "/usr/sbin/bird"
 	}
 	var conf, peers strings.Builder
-	fmt.Fprintf(&conf, "log stderr all;\nrouter id %s;\nprotocol device {}\n", controlPlane)
-	conf.WriteString("protocol kernel { merge paths on; ipv4 { import none; export where source = RTS_BGP; }; }\n")
-	for _, n := range c.Nodes {
-		fmt.Fprintf(&conf, "protocol bgp %s { local %s as %d; neighbor %s as %d; connect delay time 1; connect retry time 2; error wait time 1, 4; ipv4 { import all; export none; }; }\n",
-			n.Name, rackGateway(n.Rack), switchAS, n.Addr, nodeAS)
-	}
-	for rack := 1; rack <= rackOf(len(c.Nodes)-1); rack++ {
-		fmt.Fprintf(&peers, "---\napiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: rack%d}\nspec: {nodeSelector: \"topology.kubernetes.io/zone == 'rack%[1]d'\", peerIP: %s, asNumber: %d}\n",
-			rack, rackGateway(rack), switchAS)
+	fmt.Fprintf(&conf, "log stderr all;\nrouter id %s;\nprotocol device {}\n", familyOf(dataplane.IPv4).controlPlane)
+	for _, f := range c.families {
+		export := "none"
+		if c.conf.Encapsulation == string(store.Direct) {
+			export = "where net ~ [ " + f.pods + "+ ]"
+		}
+		fmt.Fprintf(&conf, "protocol kernel { merge paths on; %s { import none; export where source = RTS_BGP; }; }\n", f.bird())
+		for _, n := range c.Nodes {
+			fmt.Fprintf(&conf, "protocol bgp %s_%s { local %s as %d; neighbor %s as %d; connect delay time 1; connect retry time 2; error wait time 1, 4; %[2]s { import all; export %[7]s; }; }\n",
+				n.Name, f.bird(), f.host(n.Rack, 1), switchAS, n.addr(f), nodeAS, export)
+		}
+		for rack := 1; rack <= c.racks(); rack++ {
+			// Those of other racks are of the same AS.
+			fmt.Fprintf(&peers, "---\napiVersion: projectcalico.org/v3\nkind: BGPPeer\nmetadata: {name: rack%d-%s}\nspec: {nodeSelector: \"topology.kubernetes.io/zone == 'rack%[1]d'\", peerIP: %[3]q, asNumber: %d, numAllowedLocalASNumbers: 1}\n",
+				rack, f.bird(), f.host(rack, 1).String(), switchAS)
+		}
 	}
 	file := filepath.Join(c.dir, "bird.conf")
 	if err := os.WriteFile(file, []byte(conf.String()), 0o600); err != nil {
@@ -45,8 +60,7 @@ func (c *Cluster) StartSwitch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.Kubectl(ctx, peers.String(), "apply", "--server-side", "-f", "-")
-	return err
+	return c.Apply(ctx, peers.String())
 }
 
 func (c *Cluster) birdSocket() string { return filepath.Join(c.dir, "bird.ctl") }
@@ -68,7 +82,7 @@ func (c *Cluster) Announcers(ctx context.Context, prefix string) ([]string, erro
 	}
 	var nodes []string
 	for _, n := range c.Nodes {
-		if strings.Contains(out, "["+n.Name+" ") {
+		if strings.Contains(out, "["+n.Name+"_") {
 			nodes = append(nodes, n.Name)
 		}
 	}

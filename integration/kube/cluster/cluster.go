@@ -12,19 +12,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/kube"
+	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/embedded"
 )
 
 const (
-	podRange   = "192.168.0.0/16" // of configs/kubernetes
 	proxyToken = "kube-proxy"
 	pauseImage = "localhost/pause:1"
 
@@ -37,11 +39,6 @@ const (
 	switchAS, nodeAS = 65000, 64512
 )
 
-// controlPlane is the address of the API server, which is the router's.
-var controlPlane = netip.MustParseAddr("10.199.0.1")
-
-func rackGateway(rack int) netip.Addr { return netip.AddrFrom4([4]byte{10, 199, byte(rack), 1}) }
-
 func kubeletToken(node string) string { return "kubelet-of-" + node }
 
 // Config says what cluster to bring up.
@@ -50,9 +47,17 @@ type Config struct {
 	Nodes     int
 	Bin       string // of routerd, routerctl and routerd-cni
 	KubeBin   string // of Kubernetes' programs
-	Manifests string // the directory below configs/kubernetes that is applied
+	Manifests string // the directory configs/kubernetes
 	ProxyMode string // of kube-proxy; nftables if empty
 	DNS       bool   // with CoreDNS, from KubeBin
+
+	Datastore Datastore // V3 if empty
+	// Encapsulation is that of the pools (`defaultPool.encapsulation`); as in the manifests if
+	// empty. With Direct the switch knows from the start where pods are.
+	Encapsulation string
+	// Families are those of nodes, pods and Services; of both the first is what a Service or
+	// a pod has where one address is asked for. IPv4 alone if empty.
+	Families []dataplane.Family
 
 	// Images are names under which the nodes have the image of [AgnhostImage] too, with
 	// a layer more.
@@ -68,7 +73,10 @@ type Cluster struct {
 	Times []Took
 
 	conf        Config
+	families    []family
 	dir         string
+	etcd        *embedded.Server // nil: Calico's resources are in the API
+	switched    bool             // the switch runs
 	controllers []*program
 	config      string // the administrator's kubeconfig
 }
@@ -82,8 +90,14 @@ type Took struct {
 // Up brings a cluster up with routerd as its network, by its manifests, and returns
 // when all nodes are ready. ctx bounds that.
 func Up(ctx context.Context, conf Config) (_ *Cluster, err error) {
-	conf.ProxyMode = cmp.Or(conf.ProxyMode, "nftables")
+	conf.ProxyMode, conf.Datastore = cmp.Or(conf.ProxyMode, "nftables"), cmp.Or(conf.Datastore, V3)
+	if len(conf.Families) == 0 {
+		conf.Families = []dataplane.Family{dataplane.IPv4}
+	}
 	c := &Cluster{conf: conf, dir: Dir(conf.Name)}
+	for _, f := range conf.Families {
+		c.families = append(c.families, familyOf(f))
+	}
 	defer func() {
 		if err != nil {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -104,10 +118,12 @@ func Up(ctx context.Context, conf Config) (_ *Cluster, err error) {
 		{"the router", c.router},
 		{"images", c.writeImages},
 		{"the API server", c.startServer},
+		{"etcd", c.startEtcd},
 		{"the controllers and the scheduler", c.startControllers},
 		{"nodes", c.startNodes},
 		{"routerd is applied", c.install},
 		{"all nodes are ready", c.nodesReady},
+		{"routes of the router", c.routes},
 		{"DNS", c.startDNS},
 	} {
 		begin := time.Now()
@@ -121,19 +137,40 @@ func Up(ctx context.Context, conf Config) (_ *Cluster, err error) {
 
 // router makes the network between the nodes out of the namespace that this runs in.
 func (c *Cluster) router(ctx context.Context) error {
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
+	if err := ip(ctx, "link set lo up"); err != nil {
 		return err
 	}
-	if err := ip(ctx, "link set lo up", "addr add "+controlPlane.String()+"/32 dev lo"); err != nil {
-		return err
-	}
-	for rack := 1; rack <= rackOf(c.conf.Nodes-1); rack++ {
+	for rack := 1; rack <= c.racks(); rack++ {
 		name := fmt.Sprintf("rack%d", rack)
-		if err := ip(ctx, "link add "+name+" type bridge", "addr add "+rackGateway(rack).String()+"/24 dev "+name, "link set "+name+" up"); err != nil {
+		if err := ip(ctx, "link add "+name+" type bridge", "link set "+name+" up"); err != nil {
 			return err
 		}
 	}
+	for _, f := range c.families {
+		if err := os.WriteFile("/proc/sys/net/"+f.forwarding, []byte("1"), 0o644); err != nil {
+			return err
+		}
+		if err := ip(ctx, "addr add "+f.controlPlane.String()+" dev lo"); err != nil {
+			return err
+		}
+		for rack := 1; rack <= c.racks(); rack++ {
+			if err := ip(ctx, "addr add "+f.added(rack, 1, fmt.Sprintf("rack%d", rack))); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
+}
+
+func (c *Cluster) racks() int { return rackOf(c.conf.Nodes - 1) }
+
+// routes has the router know where pods are, if something needs it: packets between racks
+// that are in no tunnel, and IPv6, which no node translates on its way out.
+func (c *Cluster) routes(ctx context.Context) error {
+	if c.conf.Encapsulation != string(store.Direct) && !slices.Contains(c.conf.Families, dataplane.IPv6) {
+		return nil
+	}
+	return c.StartSwitch(ctx)
 }
 
 // rackOf is the rack of the i-th node: two are in each.
@@ -181,15 +218,17 @@ func (c *Cluster) images() string { return filepath.Join(c.dir, "images.tar") }
 func (c *Cluster) startServer(ctx context.Context) (err error) {
 	users := []kube.User{{Token: proxyToken, Name: "system:kube-proxy", Group: "system:authenticated"}}
 	for i := range c.conf.Nodes {
-		n := &Node{Name: fmt.Sprintf("node%d", i+1), Rack: rackOf(i), c: c}
-		n.Addr = netip.AddrFrom4([4]byte{10, 199, byte(n.Rack), byte(11 + i)})
+		n := &Node{Name: fmt.Sprintf("node%d", i+1), Rack: rackOf(i), number: i + 1, c: c}
 		n.dir = filepath.Join(c.dir, n.Name)
 		c.Nodes = append(c.Nodes, n)
 		if n.Name != kube.Node { // which the server has anyway
 			users = append(users, kube.User{Token: kubeletToken(n.Name), Name: "system:node:" + n.Name, Group: "system:nodes"})
 		}
 	}
-	c.Server, err = kube.Start(ctx, kube.ServerConfig{Dir: c.dir, Bin: c.conf.KubeBin, Advertise: controlPlane, Users: users})
+	c.Server, err = kube.Start(ctx, kube.ServerConfig{
+		Dir: c.dir, Bin: c.conf.KubeBin, Advertise: c.families[0].controlPlane, Users: users,
+		Flags: []string{"--service-cluster-ip-range=" + c.each(func(f family) string { return f.services })},
+	})
 	if err != nil {
 		return err
 	}
@@ -223,12 +262,6 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 	}
 	starting.Wait()
 	return errors.Join(errs...)
-}
-
-// install applies routerd's manifests as a user does.
-func (c *Cluster) install(ctx context.Context) error {
-	_, err := c.Kubectl(ctx, "", "apply", "--server-side", "-k", c.conf.Manifests)
-	return err
 }
 
 // nodesReady waits until all nodes are there and ready, and the daemons are.
@@ -278,5 +311,8 @@ func (c *Cluster) Close(ctx context.Context) {
 	}
 	if c.Server != nil {
 		c.Server.Close()
+	}
+	if c.etcd != nil {
+		c.etcd.Close()
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -219,11 +220,11 @@ func probed(t *testing.T, c *cluster.Cluster, serviceIP string) {
 	}
 	for _, tt := range []struct {
 		to, sent  string
-		elsewhere bool // hosts whose datastore is the API do not ask each other: what happens there is not seen
+		elsewhere bool // what happens there is not seen
 	}{
 		{to: "service/default/web", sent: serviceIP + ":80"},
 		{to: here + ":" + port, sent: `[0-9.]+:` + port},
-		{to: there + ":" + port, sent: `[0-9.]+:` + port, elsewhere: true},
+		{to: there + ":" + port, sent: `[0-9.]+:` + port, elsewhere: world.Config.Datastore != cluster.Etcd}, // hosts whose datastore is the API do not ask each other
 	} {
 		await.Until(t, "a packet to "+tt.to, func() error {
 			out, err := c.Kubectl(t.Context(), "", "-n", "kube-system", "exec", daemon, "--", "routerctl", "trace", "--from", "other/"+client, "--to", tt.to, "--probe")
@@ -258,12 +259,14 @@ func TestReach(t *testing.T) {
 	if err := c.StartSwitch(await.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	apply(t, c, `
+	if err := c.Apply(t.Context(), `
 apiVersion: projectcalico.org/v3
 kind: BGPConfiguration
 metadata: {name: default}
 spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
-`, "apply", "--server-side", "--force-conflicts", "-f", "-")
+`); err != nil {
+		t.Fatal(err)
+	}
 	create(t, c, web)
 	apply(t, c, "", "patch", "service", "web", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"172.17.0.7"}]}}}`)
 	kubectl(t, c, "rollout", "status", "daemonset/web", "--timeout=90s")
@@ -272,15 +275,21 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 	_, kubeBin := cluster.Programs(t)
 	agnhost := filepath.Join(kubeBin, "agnhost")
 	sources, targets := []source{}, []target{}
+	families := max(1, len(world.Config.Families))
 	inPod := func(namespace, name string) func(string) *exec.Cmd {
 		return func(script string) *exec.Cmd {
 			return c.KubectlCommand(t.Context(), "-n", namespace, "exec", name, "--", "sh", "-c", script)
 		}
 	}
-	for line := range strings.Lines(kubectl(t, c, "get", "pods", "-l", "app=web", "--sort-by=.spec.nodeName", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName} {.status.podIP}{"\n"}{end}`)) {
+	for line := range strings.Lines(kubectl(t, c, "get", "pods", "-l", "app=web", "--sort-by=.spec.nodeName", "-o", `jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName} {.status.podIPs[*].ip}{"\n"}{end}`)) {
 		f := strings.Fields(line)
 		sources = append(sources, source{"web on " + f[1], inPod("default", f[0]), "/agnhost"})
-		targets = append(targets, target{"web on " + f[1], f[2] + ":8080"})
+		if len(f) != 2+families {
+			t.Fatalf("a pod and its node and addresses: %q; want %d addresses", f, families)
+		}
+		for i, addr := range f[2:] { // first all of one family, then all of the next
+			targets = slices.Insert(targets, len(sources)-1+i*len(sources), target{fmt.Sprintf("web on %s, %s", f[1], addr), net.JoinHostPort(addr, "8080")})
+		}
 	}
 	serviceIP := kubectl(t, c, "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
 	targets = append(targets, target{"Service", serviceIP + ":80"}, target{"load balancer", "172.17.0.7:80"})
@@ -288,7 +297,7 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 		source{"node1", func(script string) *exec.Cmd { return c.Nodes[0].Command(t.Context(), "sh", "-c", script) }, agnhost},
 		source{"outside", func(script string) *exec.Cmd { return exec.CommandContext(t.Context(), "sh", "-c", script) }, agnhost})
 
-	n := len(c.Nodes)
+	n := len(c.Nodes) * families
 	yes := func(count int) string { return strings.TrimSpace(strings.Repeat("yes ", count)) }
 	no := func(count int) string { return strings.TrimSpace(strings.Repeat("- ", count)) }
 	// expect waits until each row begins as wanted.
@@ -309,7 +318,7 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 	}
 	probed(t, c, serviceIP)
 	everybody := map[string]string{"client in other": yes(n + 2), "node1": yes(n + 2)}
-	for _, s := range sources[:n] {
+	for _, s := range sources[:len(c.Nodes)] {
 		everybody[s.name] = yes(n + 2)
 	}
 	// The range of Services is announced by nobody here: a client outside has the load
@@ -319,7 +328,7 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 
 	await.Until(t, "all nodes announce the address: each has an endpoint", func() error {
 		nodes, err := c.Announcers(t.Context(), "172.17.0.7/32")
-		if err == nil && len(nodes) != n {
+		if err == nil && len(nodes) != len(c.Nodes) {
 			err = fmt.Errorf("it is announced by %q", nodes)
 		}
 		return err
@@ -337,7 +346,7 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 	kubectl(t, c, "label", "node", "node1", "node.kubernetes.io/exclude-from-external-load-balancers=true")
 	await.Until(t, "an excluded node announces it no more", func() error {
 		nodes, err := c.Announcers(t.Context(), "172.17.0.7/32")
-		if err == nil && (len(nodes) != n-1 || slices.Contains(nodes, "node1")) {
+		if err == nil && (len(nodes) != len(c.Nodes)-1 || slices.Contains(nodes, "node1")) {
 			err = fmt.Errorf("it is announced by %q", nodes)
 		}
 		return err
@@ -349,9 +358,9 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 		"client in other": no(n + 2),
 		"outside":         no(n + 2),
 		// The host's own traffic to its own pods is the kubelet's probes, among others.
-		"node1": strings.TrimSpace("yes " + no(n-1)),
+		"node1": strings.TrimSpace(strings.Repeat("yes "+no(len(c.Nodes)-1)+" ", families)),
 	}
-	for _, s := range sources[:n] {
+	for _, s := range sources[:len(c.Nodes)] {
 		isolated[s.name] = yes(n + 1) // as the load balancer's client a pod is masqueraded
 	}
 	expect("with a NetworkPolicy", isolated)

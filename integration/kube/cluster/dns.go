@@ -2,15 +2,21 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
+	"strings"
 )
 
 const (
-	dnsImage   = "localhost/coredns:1"
-	dnsAddress = "10.96.0.10"
-	// dnsKubelet is what a kubelet has to know of the cluster's DNS.
-	dnsKubelet = "clusterDNS: [" + dnsAddress + "]\nclusterDomain: cluster.local\n"
+	dnsImage = "localhost/coredns:1"
+	// dnsAddress stands for the address of DNS.
+	dnsAddress = "DNS-ADDRESS"
 )
+
+// dnsKubelet is what a kubelet has to know of the cluster's DNS.
+func (c *Cluster) dnsKubelet() string {
+	return fmt.Sprintf("clusterDNS: [%q]\nclusterDomain: cluster.local\n", c.families[0].dns)
+}
 
 // dnsManifest is CoreDNS as clusters have it, with one pod.
 const dnsManifest = `
@@ -64,7 +70,7 @@ apiVersion: v1
 kind: Service
 metadata: {name: kube-dns, namespace: kube-system}
 spec:
-  clusterIP: ` + dnsAddress + `
+  clusterIP: "` + dnsAddress + `"
   selector: {k8s-app: kube-dns}
   ports: [{name: dns, port: 53, protocol: UDP}, {name: dns-tcp, port: 53, protocol: TCP}]
 `
@@ -79,7 +85,7 @@ func (c *Cluster) startDNS(ctx context.Context) error {
 	if !c.conf.DNS {
 		return nil
 	}
-	if _, err := c.Kubectl(ctx, dnsManifest, "apply", "--server-side", "-f", "-"); err != nil {
+	if _, err := c.Kubectl(ctx, strings.ReplaceAll(dnsManifest, dnsAddress, c.families[0].dns), "apply", "--server-side", "-f", "-"); err != nil {
 		return err
 	}
 	_, err := c.Kubectl(ctx, "", "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=4m")

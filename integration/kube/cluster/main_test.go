@@ -9,14 +9,11 @@ import (
 	"github.com/routerd/routerd/integration/kube/cluster"
 )
 
-var (
-	world cluster.World
-	nodes = flag.Int("nodes", 3, "how many nodes the cluster has")
-)
+var world = cluster.World{Config: cluster.Config{Nodes: 3, Manifests: "../../../configs/kubernetes"}}
 
 func TestMain(m *testing.M) {
+	world.Config.Flags(flag.CommandLine)
 	flag.Parse()
-	world.Config = cluster.Config{Nodes: *nodes, Manifests: "../../../configs/kubernetes/new-cluster"}
 	do := func() (int, error) { return world.Main(m) }
 	if os.Getenv(hangVariable) != "" {
 		do = hang

@@ -7,17 +7,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/routerd/routerd/dataplane"
 )
 
 // Node is a node of the cluster: a network, a mount and a UTS namespace in which a
 // containerd, a kubelet and a kube-proxy run.
 type Node struct {
 	Name string
-	Addr netip.Addr
 	Rack int // two nodes each; between racks packets are routed
 
+	number                     int // from 1
 	c                          *Cluster
 	dir                        string
 	holder                     *program // whose namespaces the others enter
@@ -107,7 +110,7 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 	if err := c.connect(ctx, n); err != nil {
 		return err
 	}
-	machineID := fmt.Sprintf("%032x", n.Addr.As4())
+	machineID := fmt.Sprintf("%032x", n.number)
 	holder := exec.Command("nsenter", "--net=/run/netns/"+n.Name, "--", "unshare", "--mount", "--uts", "--propagation", "slave",
 		"sh", "-c", mounts, n.dir, n.Name, machineID)
 	if n.holder, err = start(filepath.Join(n.dir, "mounts.log"), holder); err != nil {
@@ -125,7 +128,10 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 	}
 	kubelet := fmt.Sprintf(kubeletConfig, n.cgroup())
 	if c.conf.DNS {
-		kubelet += dnsKubelet
+		kubelet += c.dnsKubelet()
+	}
+	if slices.Contains(c.conf.Families, dataplane.IPv6) {
+		kubelet += "address: \"::\"\n" // by default those of IPv4
 	}
 	for name, text := range map[string]string{
 		"containerd.toml": containerdConfig,
@@ -150,6 +156,9 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 }
 
 func (n *Node) cgroup() string { return n.c.conf.Name + "/" + n.Name }
+
+// addr is the node's address in a family.
+func (n *Node) addr(f family) netip.Addr { return f.host(n.Rack, 10+n.number) }
 
 // Command is a program on the node.
 func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
@@ -190,7 +199,7 @@ func (n *Node) StartContainerd(ctx context.Context) (err error) {
 func (n *Node) StartKubelet() (err error) {
 	n.kubelet, err = n.background("kubelet", filepath.Join(n.c.conf.KubeBin, "kubelet"),
 		"--config="+filepath.Join(n.dir, "kubelet.yaml"), "--kubeconfig="+filepath.Join(n.dir, "kubelet.conf"),
-		"--hostname-override="+n.Name, "--node-ip="+n.Addr.String(),
+		"--hostname-override="+n.Name, "--node-ip="+n.c.each(func(f family) string { return n.addr(f).String() }),
 		fmt.Sprintf("--node-labels=topology.kubernetes.io/zone=rack%d", n.Rack))
 	return err
 }
@@ -202,7 +211,7 @@ func (n *Node) StopKubelet(ctx context.Context) { n.kubelet.stop(ctx) }
 func (n *Node) StartProxy() (err error) {
 	n.proxy, err = n.background("kube-proxy", filepath.Join(n.c.conf.KubeBin, "kube-proxy"),
 		"--proxy-mode="+n.c.conf.ProxyMode, "--kubeconfig="+filepath.Join(n.dir, "proxy.conf"), "--hostname-override="+n.Name,
-		"--cluster-cidr="+podRange, "--metrics-bind-address=127.0.0.1:10249",
+		"--cluster-cidr="+n.c.each(func(f family) string { return f.pods }), "--metrics-bind-address=127.0.0.1:10249",
 		// Settings of the machine, which no namespace has for itself.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
 	return err
@@ -228,9 +237,11 @@ func (c *Cluster) connect(ctx context.Context, n *Node) error {
 		"link add " + n.Name + " type veth peer name eth0 netns " + n.Name,
 		"link set " + n.Name + " master " + rack + " up",
 		"-n " + n.Name + " link set lo up",
-		"-n " + n.Name + " addr add " + n.Addr.String() + "/24 dev eth0",
 		"-n " + n.Name + " link set eth0 up",
-		"-n " + n.Name + " route add default via " + rackGateway(n.Rack).String(),
+	}
+	for _, f := range c.families {
+		commands = append(commands, "-n "+n.Name+" addr add "+f.added(n.Rack, 10+n.number, "eth0"),
+			"-n "+n.Name+" route add default via "+f.host(n.Rack, 1).String())
 	}
 	return ip(ctx, commands...)
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"flag"
 	"os"
 	"path/filepath"
 	"sync"
@@ -77,4 +78,20 @@ func Programs(t *testing.T) (bin, kubeBin string) {
 		*d.dir = dir
 	}
 	return bin, kubeBin
+}
+
+// Flags adds those by which the configuration is chosen.
+func (c *Config) Flags(f *flag.FlagSet) {
+	f.IntVar(&c.Nodes, "nodes", c.Nodes, "how many nodes the cluster has")
+	f.Func("datastore", "where Calico's resources are: v3 or v1 (definitions of projectcalico.org/v3 or crd.projectcalico.org/v1 in the API), or etcd (default v3)", func(s string) error {
+		c.Datastore = Datastore(s)
+		_, err := c.Datastore.manifests()
+		return err
+	})
+	f.StringVar(&c.Encapsulation, "encapsulation", "", "of the pools: Direct, VXLAN, VXLANCrossSubnet (default as in the manifests: VXLANCrossSubnet)")
+	f.Func("families", "of nodes, pods and Services, the one that counts where one is asked for first: ipv4, or ipv4,ipv6, or ipv6,ipv4 (default ipv4)", func(s string) (err error) {
+		c.Families, err = parseFamilies(s)
+		return err
+	})
+	f.StringVar(&c.ProxyMode, "proxy", "", "mode of kube-proxy: nftables or iptables (default nftables)")
 }

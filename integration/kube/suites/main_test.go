@@ -21,11 +21,12 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	flag.Parse()
 	world.Config = cluster.Config{
-		Nodes: 3, DNS: true, Manifests: "../../../configs/kubernetes/new-cluster",
+		Nodes: 3, DNS: true, Manifests: "../../../configs/kubernetes",
 		Images: map[string][]cluster.ImageFile{conformanceImage: conformanceFiles},
 	}
+	world.Config.Flags(flag.CommandLine)
+	flag.Parse()
 	code, err := world.Main(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

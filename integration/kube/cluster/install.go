@@ -1,0 +1,133 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store/embedded"
+)
+
+// Datastore is where Calico's resources are.
+type Datastore string
+
+// In the API, by the definitions of one of its groups, or in an etcd.
+const (
+	V3   Datastore = "v3"   // projectcalico.org/v3, and routerd brings them
+	V1   Datastore = "v1"   // crd.projectcalico.org/v1, which are there before routerd comes
+	Etcd Datastore = "etcd" // etcd in which the API has no part
+)
+
+// manifests is the directory below configs/kubernetes that is for it.
+func (d Datastore) manifests() (string, error) {
+	dir := map[Datastore]string{V3: "new-cluster", V1: "beside-calico", Etcd: "etcd"}[d]
+	if dir == "" {
+		return "", fmt.Errorf("datastore %q: want v3, v1 or etcd", d)
+	}
+	return dir, nil
+}
+
+// edit is what a user of the manifests changes in them.
+type edit struct{ from, to string }
+
+// edits are those of routerd's configuration that this cluster wants.
+func (c *Cluster) edits() (list []edit) {
+	if c.conf.Datastore == Etcd {
+		list = append(list, edit{"https://etcd.example:2379", "https://" + c.etcd.Listen().String()})
+	}
+	if slices.Contains(c.conf.Families, dataplane.IPv6) {
+		// What they have for this as comments.
+		list = append(list, edit{"# cidr6: fd00:10:244::/48", "cidr6: " + familyOf(dataplane.IPv6).pods}, edit{"# encapsulation6:", "encapsulation6:"}, edit{"# assignIPv6:", "assignIPv6:"})
+		if c.conf.Datastore == Etcd {
+			list = append(list, edit{"# ipv6: first-found", "ipv6: first-found"})
+		}
+	}
+	if c.conf.Encapsulation != "" {
+		list = append(list, edit{"encapsulation: VXLANCrossSubnet", "encapsulation: " + c.conf.Encapsulation}, edit{"encapsulation6: VXLANCrossSubnet", "encapsulation6: " + c.conf.Encapsulation})
+	}
+	return list
+}
+
+// edited returns manifests with changes, each of which is to have something to change.
+func edited(manifests string, edits []edit) (string, error) {
+	for _, e := range edits {
+		if !strings.Contains(manifests, e.from) {
+			return "", fmt.Errorf("the manifests have no %q", e.from)
+		}
+		manifests = strings.ReplaceAll(manifests, e.from, e.to)
+	}
+	return manifests, nil
+}
+
+// startEtcd starts the etcd that Calico's resources are in, if they are in one.
+func (c *Cluster) startEtcd(ctx context.Context) (err error) {
+	if c.conf.Datastore != Etcd {
+		return nil
+	}
+	dir := filepath.Join(c.dir, "datastore")
+	c.etcd, err = embedded.Start(ctx, embedded.Config{
+		Dir: filepath.Join(dir, "etcd"), Socket: filepath.Join(dir, "etcd.sock"),
+		Listen: netip.AddrPortFrom(c.families[0].controlPlane, 0),
+	})
+	return err
+}
+
+// install applies routerd's manifests as a user does, with what has to be there before.
+func (c *Cluster) install(ctx context.Context) error {
+	dir, err := c.conf.Datastore.manifests()
+	if err != nil {
+		return err
+	}
+	switch c.conf.Datastore {
+	case V1:
+		file := filepath.Join(c.conf.Manifests, "crds", "crd.projectcalico.org.yaml")
+		if _, err := c.Kubectl(ctx, "", "apply", "--server-side", "-f", file); err != nil {
+			return err
+		}
+		if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=2m", "-f", file); err != nil {
+			return err
+		}
+	case Etcd:
+		ca, cert, key := embedded.ClientFiles(c.etcd.PKIDir())
+		if _, err := c.Kubectl(ctx, "", "-n", "kube-system", "create", "secret", "generic", "routerd-etcd",
+			"--from-file=ca.crt="+ca, "--from-file=tls.crt="+cert, "--from-file=tls.key="+key); err != nil {
+			return err
+		}
+	}
+	text, err := c.Kubectl(ctx, "", "kustomize", filepath.Join(c.conf.Manifests, dir))
+	if err != nil {
+		return err
+	}
+	if text, err = edited(text, c.edits()); err != nil {
+		return err
+	}
+	_, err = c.Kubectl(ctx, text, "apply", "--server-side", "-f", "-")
+	return err
+}
+
+// Apply has routerctl write resources of Calico's, wherever the cluster keeps them.
+func (c *Cluster) Apply(ctx context.Context, resources string) error {
+	cmd := c.Routerctl(ctx, "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(resources)
+	_, err := output(cmd)
+	return err
+}
+
+// Routerctl is routerctl as the administrator, away from any daemon.
+func (c *Cluster) Routerctl(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.conf.Bin, "routerctl"), args...)
+	cmd.Env = []string{"HOME=" + c.dir, "PATH=" + os.Getenv("PATH")}
+	if c.conf.Datastore == Etcd {
+		ca, cert, key := embedded.ClientFiles(c.etcd.PKIDir())
+		cmd.Env = append(cmd.Env, "ETCD_ENDPOINTS=https://"+c.etcd.Listen().String(), "ETCD_CA_CERT_FILE="+ca, "ETCD_CERT_FILE="+cert, "ETCD_KEY_FILE="+key)
+	} else {
+		cmd.Env = append(cmd.Env, "DATASTORE_TYPE=kubernetes", "KUBECONFIG="+c.config)
+	}
+	return cmd
+}
