@@ -33,8 +33,8 @@ func (d *router) runCollector(ctx context.Context) error {
 		forCluster = append(forCluster, c.RunCluster)
 		work.Go(func() { c.RunHost(ctx) })
 	}
-	if d.kube != nil {
-		forCluster = append(forCluster, d.kube.others.Run)
+	if d.inAPI {
+		forCluster = append(forCluster, d.conditions.others.Run)
 	}
 	if len(forCluster) > 0 {
 		d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) {

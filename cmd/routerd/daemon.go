@@ -82,10 +82,12 @@ type router struct {
 	names    func(store.Incarnation) presence.Store // who keeps the names of nodes
 	hosts    bgp.Hosts                              // who is there; nil: the datastore cannot say it
 	asks     questions                              // nil: the datastore does not pass questions on
-	kube     *kubernetes                            // nil: the datastore is not Kubernetes
 	api      *kube.Store                            // Kubernetes' API; nil: this host does not know it
+	inAPI    bool                                   // the datastore is api
 	serveKV  func(grpc.ServiceRegistrar)            // what routerctl reads and writes resources by
 	db       *lock.Store                            // the same for who writes what Calico has too
+	// conditions is with api.
+	conditions *conditions
 	// cluster is this host's copy of what the store holds, and follow where each
 	// part is in it.
 	cluster *cluster.Cluster
@@ -181,7 +183,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.api != nil,
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
-	d.follow = follow(d.cluster, c.BGP.Enabled, d.api != nil, d.kube != nil, c.UI.Listen != "")
+	d.follow = follow(d.cluster, c.BGP.Enabled, d.api != nil, d.inAPI, c.UI.Listen != "")
 	d.policy, err = netpolicy.Open(netpolicy.Config{
 		Enabled: c.Policy.Enabled, Offload: c.Policy.Offload, LogRate: uint32(c.Policy.LogRate), //nolint:gosec // Validate has checked it
 		Enforce: enforce.Config{
@@ -271,7 +273,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	ac := attach.Config{
 		Network: c.CNI.NetworkName,
 		Node:    name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
-		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.kube != nil, UsePodCIDR: c.IPAM.UsePodCIDR, Ready: d.attachReady, Held: d.mayWrite,
+		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.inAPI, UsePodCIDR: c.IPAM.UsePodCIDR, Ready: d.attachReady, Held: d.mayWrite,
 		Rules: d.policy.Rules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
 	}
 	if d.mirrors() {
@@ -403,7 +405,7 @@ func (d *router) run(stop context.Context) error {
 	reporter := nodestatus.New(d.name, d.db, d.operator, d.log.With("component", "nodestatus"))
 	part("status follows", each(d.follow.status, reporter.HandleStore))
 	part("status", reporter.Run)
-	if d.kube == nil { // the Kubernetes datastore has no changes to confirm
+	if !d.inAPI { // the Kubernetes datastore has no changes to confirm
 		part("changes to confirm", rollback.Keeper{Node: d.name, Store: d.store, Log: d.log.With("component", "rollback")}.Run)
 	}
 	part("node follows", each(d.follow.node, d.node.HandleStore))
@@ -431,12 +433,14 @@ func (d *router) run(stop context.Context) error {
 	if d.cfg.CNI.Manage {
 		part("cni files", after(d.restored, d.keepCNI))
 	}
-	if d.kube != nil {
-		own := nodenetwork.Own{Node: d.name, API: d.kube.store, Said: d.kube.names.Network, Obstacle: d.networkObstacle, Log: d.log}
+	if d.api != nil {
+		own := nodenetwork.Own{Node: d.name, API: d.api, Said: d.conditions.names.Network, Obstacle: d.networkObstacle, Log: d.log}
 		part("network condition", after(d.presence.Held(), own.Run))
-		part("network follows", each(d.follow.network, d.kube.others.HandleStore))
+		part("network follows", each(d.follow.network, d.conditions.others.HandleStore))
 	}
 	if d.mirrors() {
+		part("own Node", func(ctx context.Context) error { return d.conditions.names.Follow(ctx, d.name) })
+		part("conditions of other Nodes", after(d.presence.Held(), d.lookAtOthers))
 		part("own pods", func(ctx context.Context) error {
 			return kubesync.FollowPods(ctx, d.api, d.name, d.attach.HandlePods)
 		})
@@ -570,8 +574,10 @@ func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers
 		}
 		f.bgp = c.Follow(append(bgp.Kinds(), services...)...).Waive(services...)
 	}
-	if kubernetes {
+	if api {
 		f.network = c.Follow(store.KindNode)
+	}
+	if kubernetes {
 		f.pods = c.Follow(attach.PodKinds()...)
 	} else if api { // what pods ask for the API says, and their namespaces the datastore
 		f.pods = c.Follow(store.KindProfile)

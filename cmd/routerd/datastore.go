@@ -66,9 +66,12 @@ func (d *router) openStore(ctx context.Context) error {
 	d.hosts, d.asks = s, s
 	d.db = lock.New(s, d.log.With("component", "lock"))
 	if d.cfg.Kubernetes.Enabled {
-		d.api, err = d.openAPI(true, log.With("api", "kubernetes"))
+		if d.api, err = d.openAPI(true, log.With("api", "kubernetes")); err != nil {
+			return err
+		}
+		d.conditions = &conditions{d.api.Names(store.Incarnation{}), nodenetwork.NewOthers(d.api)}
 	}
-	return err
+	return nil
 }
 
 // memberFile is what this host is in the datastore's cluster.
@@ -135,10 +138,11 @@ func (d *router) openKube(log *slog.Logger) error {
 	}
 	d.api = s
 	d.store, d.servers = s, s.Servers()
-	d.kube = &kubernetes{store: s, others: nodenetwork.NewOthers(s)}
+	d.inAPI = true
+	d.conditions = &conditions{others: nodenetwork.NewOthers(s)}
 	d.names = func(self store.Incarnation) presence.Store {
-		d.kube.names = s.Names(self)
-		return d.kube.names
+		d.conditions.names = s.Names(self)
+		return d.conditions.names
 	}
 	d.serveKV = func(r grpc.ServiceRegistrar) { etcd.RefuseKV(r, noEtcd) }
 	d.db = lock.New(s, d.log.With("component", "lock"))

@@ -292,6 +292,9 @@ func TestKubernetesBesideEtcd(t *testing.T) {
 		}
 		return mentions(string(o.Raw), `"rack":"r1"`, `"orchestrator":"k8s"`)
 	})
+	await.Until(t, "the Node in Kubernetes has its network", func() error {
+		return mentions(string(api.Get("/api/v1/nodes/node1")), `"reason":"RouterdIsUp","status":"False","type":"NetworkUnavailable"`)
+	})
 
 	l := listenIn(t, web, addr+":80")
 	defer l.Close()

@@ -10,10 +10,9 @@ import (
 	"github.com/routerd/routerd/store/kube"
 )
 
-// kubernetes is what the daemon has of Kubernetes beside the datastore.
-type kubernetes struct {
-	store  *kube.Store
-	names  *kube.Names
+// conditions is what keeps the condition NetworkUnavailable of Nodes in Kubernetes.
+type conditions struct {
+	names  *kube.Names // which know what this host's says
 	others *nodenetwork.Others
 }
 
@@ -26,7 +25,7 @@ const (
 
 // mirrors reports whether Kubernetes' API is not the datastore, and what it says is brought
 // there.
-func (d *router) mirrors() bool { return d.api != nil && d.kube == nil }
+func (d *router) mirrors() bool { return d.api != nil && !d.inAPI }
 
 // followKubernetes brings what Kubernetes says into the datastore while this host holds the
 // lease.
@@ -34,6 +33,14 @@ func (d *router) followKubernetes(ctx context.Context) error {
 	d.store.Lead(ctx, syncLease, d.name, syncTTL, func(ctx context.Context) {
 		kubesync.New(d.api, d.db, d.log.With("component", "kubesync")).Run(ctx)
 	})
+	return nil
+}
+
+// lookAtOthers says of the Nodes whose daemon is gone that they have no network, while this
+// host holds the Lease in the API by which the policy of admission lets it. Where the API is
+// the datastore, who looks for leaks holds it.
+func (d *router) lookAtOthers(ctx context.Context) error {
+	d.api.Lead(ctx, collectorLease, d.name, collectorTTL, d.conditions.others.Run)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/store/kube"
 )
@@ -19,6 +20,9 @@ const (
 	// patience is for how long pods cannot be attached here before the Node says so: a
 	// daemon that is replaced is back by then.
 	patience = 10 * time.Second
+	// maxPause is the longest between two attempts to write it, where the API refuses it or
+	// is away.
+	maxPause = 30 * time.Second
 	// lookAtPods and podPatience are the same for the daemons of other nodes, which
 	// cannot say it any more.
 	lookAtPods  = 20 * time.Second
@@ -57,16 +61,20 @@ type Own struct {
 func (o *Own) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	well := time.Now()
+	well, pause, notBefore := time.Now(), async.Backoff{Min: lookEvery, Max: maxPause}, time.Time{}
 	for {
 		want := conditionOf(o.Obstacle(ctx))
 		if !want.Unavailable {
 			well = time.Now()
 		}
 		said, known := o.Said()
-		if due(said, known, want, time.Since(well)) {
-			if err := o.API.SetNetwork(ctx, o.Node, want); err != nil && ctx.Err() == nil {
-				o.Log.Debug("the condition of the Node is not written; will try again", "error", err)
+		if due(said, known, want, time.Since(well)) && !time.Now().Before(notBefore) {
+			if err := o.API.SetNetwork(ctx, o.Node, want); err == nil {
+				pause.Reset()
+			} else if ctx.Err() == nil {
+				wait := pause.Next()
+				notBefore = time.Now().Add(wait)
+				o.Log.Debug("the condition of the Node is not written; will try again", "error", err, "retry", wait)
 			}
 		}
 		select {

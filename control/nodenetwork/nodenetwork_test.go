@@ -27,6 +27,7 @@ type server struct {
 	pods    map[string]bool
 	refuses bool
 	written int
+	refused int // how often
 }
 
 var errAway = errors.New("the API is away")
@@ -35,6 +36,7 @@ func (s *server) SetNetwork(_ context.Context, node string, n kube.Network) erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.refuses {
+		s.refused++
 		return errAway
 	}
 	s.written++
@@ -122,6 +124,13 @@ func TestOwn(t *testing.T) {
 		expect("the API is back", lookEvery, up)
 		s.set(func() { s.nodes["a"] = kube.Network{Unavailable: true, Reason: "NoRouteCreated"} })
 		expect("another program writes it", lookEvery, up)
+		s.set(func() { s.refuses, s.refused, s.nodes["a"] = true, 0, kube.Network{Unavailable: true} })
+		expect("the API refuses it", time.Hour, "a true ;")
+		if most := int(time.Hour/maxPause) + 10; s.refused < most/2 || s.refused > most {
+			t.Errorf("tried %d times in an hour", s.refused)
+		}
+		s.set(func() { s.refuses = false })
+		expect("the API takes it", maxPause, up)
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
 			t.Error(err)

@@ -61,6 +61,14 @@ func TestEtcd(t *testing.T) {
 	})
 
 	c.probed()
+	for _, h := range c.Hosts() {
+		await.Until(t, "its Node has a network", func() error {
+			if got := c.unavailable(h); got != "False RouterdIsUp" {
+				return fmt.Errorf("NetworkUnavailable of %s is %q", h, got)
+			}
+			return nil
+		})
+	}
 
 	const policies = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
 	closed := `{"apiVersion":"networking.k8s.io/v1","kind":"NetworkPolicy","metadata":{"name":"closed","namespace":"default"},"spec":{"podSelector":{"matchLabels":{"app":"web"}},"policyTypes":["Ingress"],` +

@@ -254,6 +254,27 @@ func (c *Names) news(e event) bool {
 	return changed
 }
 
+// Follow keeps what [Names.Network] returns as the Node says it until ctx ends, whose error
+// it returns: for a host whose name is kept elsewhere. Who keeps it by the API sees to that anyway.
+func (c *Names) Follow(ctx context.Context, node string) error {
+	for failures := 0; ctx.Err() == nil; {
+		state, err := c.Name(ctx, node)
+		if err != nil {
+			failures++
+			c.Rest(ctx, failures)
+			continue
+		}
+		failures = 0
+		watch, end := context.WithCancel(ctx)
+		select {
+		case <-c.WatchName(watch, node, state.Revision):
+		case <-ctx.Done():
+		}
+		end()
+	}
+	return ctx.Err()
+}
+
 // follower follows the one object that a selector is for.
 type follower struct {
 	s     *Store
