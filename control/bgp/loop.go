@@ -45,8 +45,8 @@ func (s *Speaker) event(e event) {
 		s.rib.lose(e.peer)
 	}
 	ss, ok := s.sessions[e.peer]
-	if !ok {
-		return // what was still to be said of a session that is no more
+	if !ok || e.time.Before(ss.began) {
+		return // what was still to be said of a session that is no more, or was configured anew
 	}
 	up := ss.up
 	ss.apply(e)

@@ -70,7 +70,8 @@ type PeerStatus struct {
 // session is what the speaker knows of one peer. The speaker's lock guards it.
 type session struct {
 	peer  Peer
-	asn   uint32 // this node's on the session
+	asn   uint32    // this node's on the session
+	began time.Time // what is reported of a time before is of an earlier one with the peer
 	up    bool
 	since time.Time     // of up, or of the start
 	eor   bool          // End-of-RIB came since the backend started, of all families
@@ -94,7 +95,7 @@ type session struct {
 }
 
 func newSession(p Peer, asn uint32, now time.Time) *session {
-	return &session{peer: p, asn: p.localASN(asn), since: now, drops: readDrops(procNetstat)}
+	return &session{peer: p, asn: p.localASN(asn), began: now, since: now, drops: readDrops(procNetstat)}
 }
 
 // allow gives a new session the time that the timers of both sides imply. A peer that has not noticed the end of the session that
