@@ -34,7 +34,7 @@ func (d *router) runCollector(ctx context.Context) error {
 		work.Go(func() { c.RunHost(ctx) })
 	}
 	if d.inAPI {
-		forCluster = append(forCluster, d.conditions.others.Run)
+		forCluster = append(forCluster, d.tellForOthers)
 	}
 	if len(forCluster) > 0 {
 		d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) {

@@ -3,10 +3,13 @@ package main
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/routerd/routerd/control/kubesync"
 	"github.com/routerd/routerd/control/nodenetwork"
+	"github.com/routerd/routerd/control/policyevents"
+	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube"
 )
 
@@ -36,12 +39,37 @@ func (d *router) followKubernetes(ctx context.Context) error {
 	return nil
 }
 
-// lookAtOthers says of the Nodes whose daemon is gone that they have no network, while this
-// host holds the Lease in the API by which the policy of admission lets it. Where the API is
-// the datastore, who looks for leaks holds it.
+// lookAtOthers tells Kubernetes for the cluster while this host holds the Lease in the API by
+// which the policy of admission lets it. Where the API is the datastore, who looks for leaks
+// holds it.
 func (d *router) lookAtOthers(ctx context.Context) error {
-	d.api.Lead(ctx, collectorLease, d.name, collectorTTL, d.conditions.others.Run)
+	d.api.Lead(ctx, collectorLease, d.name, collectorTTL, d.tellForOthers)
 	return nil
+}
+
+// tellForOthers says of the Nodes whose daemon is gone that they have no network, and of
+// policies that they cannot be carried out.
+func (d *router) tellForOthers(ctx context.Context) {
+	var events sync.WaitGroup
+	events.Go(func() {
+		policyevents.New(d.api, d.policyProblems, d.log.With("component", "policy")).Run(ctx)
+	})
+	d.conditions.others.Run(ctx)
+	events.Wait()
+}
+
+// policyProblems says why objects of policy are not carried out as they stand; false: not
+// all are known.
+func (d *router) policyProblems() (map[store.Key]string, bool) {
+	if d.policy.Enforcer == nil {
+		return nil, false
+	}
+	s := d.policy.Enforcer.Status()
+	problems := make(map[store.Key]string, len(s.Problems))
+	for _, p := range s.Problems {
+		problems[p.Key] = p.Reason
+	}
+	return problems, s.InForce && !s.FromDisk
 }
 
 // networkObstacle says what keeps pods from being attached here or from reaching others.

@@ -47,6 +47,7 @@ func wallClock() map[string]string {
 		"store/incarnation.go":           "a text",
 		"store/unmarshal.go":             "the form in which a time that was read is kept",
 		"store/ops.go":                   "creationTimestamp",
+		"store/kube/event.go":            "when an event was seen first and last: shown",
 		"store/kube/network.go":          "a condition's last change: shown",
 	}
 }

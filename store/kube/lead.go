@@ -22,11 +22,12 @@ const leasePrefix = "routerd-"
 type lease struct {
 	APIVersion string    `json:"apiVersion"`
 	Kind       string    `json:"kind"`
-	Metadata   leaseMeta `json:"metadata"`
+	Metadata   ownMeta   `json:"metadata"`
 	Spec       leaseSpec `json:"spec"`
 }
 
-type leaseMeta struct {
+// ownMeta is the metadata of an object that routerd makes for itself.
+type ownMeta struct {
 	Name            string `json:"name"`
 	Namespace       string `json:"namespace"`
 	ResourceVersion string `json:"resourceVersion,omitempty"`
@@ -79,7 +80,7 @@ func (c *candidate) path() string {
 // take takes the lease if it is nobody's. It reports whether it is ours then.
 func (c *candidate) take(ctx context.Context) (bool, error) {
 	raw, err := c.s.call(ctx, request{method: http.MethodGet, path: c.path() + "/" + c.name})
-	now := lease{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Metadata: leaseMeta{Name: c.name, Namespace: c.s.namespace}}
+	now := lease{APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Metadata: ownMeta{Name: c.name, Namespace: c.s.namespace}}
 	switch {
 	case isCode(err, http.StatusNotFound):
 		return c.write(ctx, now)

@@ -70,6 +70,7 @@ func TestStolenToken(t *testing.T) {
 			"a block in another's name", "POST", "/apis/projectcalico.org/v3/ipamblocks", plain,
 			`{"apiVersion":"projectcalico.org/v3","kind":"IPAMBlock","metadata":{"name":"192-168-255-0-30"},"spec":{"cidr":"192.168.255.0/30","affinity":"host:` + other + `","allocations":[null,null,null,null],"unallocated":[0,1,2,3],"attributes":[]}}`, 422, "may not write the block",
 		},
+		{"an event", "POST", "/api/v1/namespaces/kube-system/events", plain, `{"apiVersion":"v1","kind":"Event","metadata":{"name":"forged"},"involvedObject":{"namespace":"kube-system"}}`, 422, "may not write events"},
 		{"the collector's Lease in another's name", "PATCH", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/routerd-ipam-collector", merge, `{"spec":{"holderIdentity":"` + other + `"}}`, 403, "cannot patch"},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), tt.method, c.URL+tt.path, bytes.NewReader([]byte(tt.body)))
