@@ -47,6 +47,7 @@ func TestRecords(t *testing.T) {
 			t.Run("interface", func(t *testing.T) { attackInterfaces(t, l, s) })
 			t.Run("text", func(t *testing.T) { attackTexts(t, l, s) })
 			t.Run("port", func(t *testing.T) { attackPorts(t, l, s) })
+			t.Run("address", func(t *testing.T) { freeAddresses(t, l, s) })
 			if mode == store.VXLAN { // the others have no VTEPs
 				t.Run("vtep", func(t *testing.T) { attackTunnels(t, l, s) })
 			}
