@@ -59,6 +59,8 @@ type Config struct {
 	// a pod has where one address is asked for. IPv4 alone if empty.
 	Families []dataplane.Family
 
+	// Definitions are files with definitions of resources that are there before routerd comes.
+	Definitions []string
 	// Images are names under which the nodes have the image of [AgnhostImage] too, with
 	// a layer more.
 	Images map[string][]ImageFile

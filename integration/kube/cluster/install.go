@@ -84,16 +84,19 @@ func (c *Cluster) install(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch c.conf.Datastore {
-	case V1:
-		file := filepath.Join(c.conf.Manifests, "crds", "crd.projectcalico.org.yaml")
+	definitions := slices.Clone(c.conf.Definitions)
+	if c.conf.Datastore == V1 {
+		definitions = append(definitions, filepath.Join(c.conf.Manifests, "crds", "crd.projectcalico.org.yaml"))
+	}
+	for _, file := range definitions {
 		if _, err := c.Kubectl(ctx, "", "apply", "--server-side", "-f", file); err != nil {
 			return err
 		}
 		if _, err := c.Kubectl(ctx, "", "wait", "--for=condition=Established", "--timeout=2m", "-f", file); err != nil {
 			return err
 		}
-	case Etcd:
+	}
+	if c.conf.Datastore == Etcd {
 		ca, cert, key := embedded.ClientFiles(c.etcd.PKIDir())
 		if _, err := c.Kubectl(ctx, "", "-n", "kube-system", "create", "secret", "generic", "routerd-etcd",
 			"--from-file=ca.crt="+ca, "--from-file=tls.crt="+cert, "--from-file=tls.key="+key); err != nil {

@@ -2,6 +2,7 @@ package suites_test
 
 import (
 	"bufio"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,11 +29,11 @@ exec /agnhost-2 "$@"
 `},
 }
 
-// TestClusterNetworkPolicy runs the conformance suite of network-policy-api with the
-// definition of its standard channel.
+// TestClusterNetworkPolicy runs the conformance suite of network-policy-api. The definition of
+// its standard channel is there before the daemons are: they look for one that comes
+// later every 30 seconds, and the first case does not wait for that.
 func TestClusterNetworkPolicy(t *testing.T) {
 	c := world.Up(t)
-	define(t, c)
 	_, kubeBin := cluster.Programs(t)
 	dir := t.ArtifactDir()
 	config, err := c.Kubeconfig("", kube.Token)
@@ -78,21 +79,14 @@ func TestClusterNetworkPolicy(t *testing.T) {
 	}
 }
 
-// define installs the definition of ClusterNetworkPolicy, from the module of its types.
-func define(t *testing.T, c *cluster.Cluster) {
-	t.Helper()
-	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/network-policy-api").Output()
+// standardChannel is the file with the definition of ClusterNetworkPolicy, of the module of
+// its types.
+func standardChannel() (string, error) {
+	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/network-policy-api").Output()
 	if err != nil {
-		t.Fatal(err)
+		return "", fmt.Errorf("find the module of network-policy-api: %w", err)
 	}
-	for _, args := range [][]string{
-		{"apply", "--server-side", "-f", filepath.Join(strings.TrimSpace(string(dir)), "config/crd/standard/policy.networking.k8s.io_clusternetworkpolicies.yaml")},
-		{"wait", "--for=condition=Established", "--timeout=2m", "crd/clusternetworkpolicies.policy.networking.k8s.io"},
-	} {
-		if _, err := c.Kubectl(t.Context(), "", args...); err != nil {
-			t.Fatal(err)
-		}
-	}
+	return filepath.Join(strings.TrimSpace(string(dir)), "config/crd/standard/policy.networking.k8s.io_clusternetworkpolicies.yaml"), nil
 }
 
 // outcome is a line of go test's about a case below a test of the suite.

@@ -21,17 +21,26 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	world.Config = cluster.Config{
-		Nodes: 3, DNS: true, Manifests: "../../../configs/kubernetes",
-		Images: map[string][]cluster.ImageFile{conformanceImage: conformanceFiles},
-	}
-	world.Config.Flags(flag.CommandLine)
-	flag.Parse()
-	code, err := world.Main(m)
+	code, err := runContained(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	os.Exit(code)
+}
+
+func runContained(m *testing.M) (code int, err error) {
+	definition, err := standardChannel()
+	if err != nil {
+		return 1, err
+	}
+	world.Config = cluster.Config{
+		Nodes: 3, DNS: true, Manifests: "../../../configs/kubernetes",
+		Definitions: []string{definition},
+		Images:      map[string][]cluster.ImageFile{conformanceImage: conformanceFiles},
+	}
+	world.Config.Flags(flag.CommandLine)
+	flag.Parse()
+	return world.Main(m)
 }
 
 // excluded is why cases are not run.
