@@ -190,6 +190,14 @@ func (f *fakeIPAM) Claim(handle string, addrs ...netip.Addr) {
 	}
 }
 
+// forget is what the end of a daemon does: what was taken from the reserve is known by
+// the journal alone.
+func (f *fakeIPAM) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.claims)
+}
+
 func (f *fakeIPAM) Unclaim(handle string, addrs ...netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -470,6 +478,7 @@ func (w *world) create() *Attacher {
 	if w.cfg != nil {
 		w.cfg(&cfg)
 	}
+	w.ipam.forget()
 	a, err := New(cfg)
 	if err != nil {
 		w.t.Fatal(err)
