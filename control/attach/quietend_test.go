@@ -10,6 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -34,7 +35,7 @@ func histories() *rapid.Generator[history] {
 	steps := append([]string{"", "", "", ""}, slices.Concat(addSteps(), delSteps())...)
 	ops := rapid.Custom(func(t *rapid.T) op {
 		return op{
-			Do:   rapid.SampledFrom([]string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC", "flush", "away", "back", "restart"}).Draw(t, "do"),
+			Do:   rapid.SampledFrom([]string{"ADD", "ADD", "ADD", "DEL", "DEL", "GC", "flush", "away", "back", "restart", "forgotten"}).Draw(t, "do"),
 			At:   rapid.IntRange(0, containers-1).Draw(t, "at"),
 			Step: rapid.SampledFrom(steps).Draw(t, "step"),
 			Dies: rapid.Bool().Draw(t, "dies"),
@@ -45,8 +46,8 @@ func histories() *rapid.Generator[history] {
 	})
 }
 
-// TestQuietEnd: whatever a runtime asks, wherever the daemon dies and however the datastore
-// comes and goes, in the end each container whose ADD was answered passes CHECK and is in the
+// TestQuietEnd: whatever a runtime asks, wherever the daemon dies, however the datastore
+// comes and goes and though the host's Node is deleted, in the end each container whose ADD was answered passes CHECK and is in the
 // datastore, and of the others nothing is left once the runtime has repeated its DEL.
 func TestQuietEnd(t *testing.T) {
 	t.Parallel()
@@ -79,7 +80,13 @@ func (h history) run(t *testing.T) {
 			reqs[i] = podRequest(reqs[i], "ns1", "web-0")
 		}
 	}
-	a := w.start()
+	start := func() *Attacher {
+		a := w.start()
+		a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", true, true)))
+		a.Doubt() // another may have written in the daemon's absence
+		return a
+	}
+	a, away := start(), false
 	// call reports whether the daemon lived and did not fail.
 	call := func(o op, verb func() error) bool {
 		switch {
@@ -103,7 +110,7 @@ func (h history) run(t *testing.T) {
 			return false
 		}()
 		if killed {
-			a = w.start()
+			a = start()
 		}
 		a.steps.around = nil
 		return !killed && err == nil
@@ -142,18 +149,28 @@ func (h history) run(t *testing.T) {
 		case "flush":
 			a.workThrough(t.Context())
 		case "away":
+			away = true
 			w.away(true)
 		case "back":
+			away = false
 			w.away(false)
+		case "forgotten":
+			if away {
+				continue
+			}
+			w.forget()
+			for _, exists := range []bool{false, true} {
+				a.HandleStore(clustertest.Step("node-a", nodeBatch("node-a", exists, false)))
+			}
 		case "restart":
-			a = w.start()
+			a = start()
 		}
 	}
 	w.away(false)
 	if h.Wakes {
 		a.now.Set()
 	} else {
-		a = w.start()
+		a = start()
 	}
 	w.run(a)
 	want := map[string]bool{}
