@@ -140,6 +140,7 @@ func run(ctx context.Context, c config.Config, said *events.Log) (err error) {
 	}
 	defer alone.Close()
 	log.Info("starting", "version", version, "node", name, "run_dir", c.RunDir, "state_dir", c.StateDir)
+	foreign.WarnOfCalico(felix.Running, log)
 	heap.Limit(log, memlimit.FromCgroup)
 	tracer, endTraces, err := spans.FromEnv(ctx, os.Getenv, spans.Config{Service: "routerd", Version: version, Node: name, Log: log.With("component", "traces")})
 	if err != nil {

@@ -60,6 +60,7 @@ type Facts struct {
 	Ways    []Way
 	Lost    []Lost
 	Felix   []string // what Calico's agent left in the packet filter, for people
+	Calico  []string // Calico's programs that run on this host, for people
 	Paths   []*apiv1.Path
 	Echoes  []Echo
 	Claims  []Claim
@@ -154,7 +155,7 @@ type check func(Facts) []Finding
 // among findings of one severity the first is to name the cause.
 func checks() []check {
 	return []check{
-		conditions, uplinks, missing, disks, claims, felix, foreignRoutes, foreignRules, pods, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
+		calico, conditions, uplinks, missing, disks, claims, felix, foreignRoutes, foreignRules, pods, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
 		sessions, pools, hidden, lost, echoes, ways, objects, clocks,
 	}
 }

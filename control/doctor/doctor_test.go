@@ -128,6 +128,10 @@ func TestExamine(t *testing.T) {
 			f.Missing = []netip.Prefix{netip.MustParsePrefix("10.1.0.11/24")}
 			f.Node.Uplink = "eth0"
 		}, Critical, "address-missing", "; ip addr add 10.1.0.11/24 dev eth0"},
+		"Calico": {
+			func(f *Facts) { f.Felix, f.Calico = []string{"table x"}, []string{"calico-node -felix (process 7)"} },
+			Critical, "calico-runs", "beside routerd: calico-node -felix (process 7); systemctl disable --now calico-felix",
+		},
 		"Felix": {func(f *Facts) { f.Felix = []string{"table x"} }, Critical, "felix-rules", "table x; routerd cleanup --calico"},
 		"hidden blocks": {func(f *Facts) {
 			to := netip.MustParseAddr("10.1.0.1")

@@ -51,6 +51,20 @@ func missing(f Facts) []Finding {
 	return out
 }
 
+// calico finds Calico's own programs. That they run is the cause of much else that is found.
+func calico(f Facts) []Finding {
+	if len(f.Calico) == 0 {
+		return nil
+	}
+	list := strings.Join(f.Calico, ", ")
+	return []Finding{{
+		Severity: Critical, Check: "calico-runs", Object: list,
+		What:  "Calico runs on this host beside routerd: " + list,
+		Cause: "both program the same routes, devices, rules and BGP sessions, and write this host's Node",
+		Cure:  fmt.Sprintf("systemctl disable --now calico-felix calico-bird calico-confd # in Kubernetes: take %s out of what the DaemonSet calico-node selects", f.Node.GetName()),
+	}}
+}
+
 // felix finds rules of Calico's agent.
 func felix(f Facts) []Finding {
 	if len(f.Felix) == 0 {

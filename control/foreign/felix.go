@@ -74,6 +74,17 @@ func FelixError(list []felix.Rest) error {
 	return nil
 }
 
+// WarnOfCalico logs the programs of Calico that run on this host.
+func WarnOfCalico(running func() ([]string, error), log *slog.Logger) {
+	programs, err := running()
+	if err != nil {
+		log.Warn("it cannot be seen whether Calico runs on this host", "error", err)
+	}
+	if len(programs) > 0 {
+		log.Warn("Calico runs on this host too, and changes what routerd sets up", "programs", strings.Join(programs, ", "), "cure", "end Calico on this host: docs/guides/from-calico.md")
+	}
+}
+
 // CleanFelix removes what Felix left if agreed, called with the number, returns
 // true. Where agreed is nil it only lists to out what it would remove.
 func CleanFelix(ctx context.Context, out io.Writer, agreed func(n int) bool) error {

@@ -1,6 +1,7 @@
 package foreign
 
 import (
+	"bytes"
 	"errors"
 	"log/slog"
 	"strings"
@@ -64,6 +65,34 @@ func TestFelix(t *testing.T) {
 				}
 				if looks != step.looks || (told == "") != (step.told == "") || !strings.Contains(told, step.told) {
 					t.Errorf("step %d: %d looks, want %d; told %q, want %q", i, looks, step.looks, told, step.told)
+				}
+			}
+		})
+	}
+}
+
+func TestWarnOfCalico(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		programs []string
+		err      error
+		want     []string // none: nothing is logged
+	}{
+		"none":     {},
+		"runs":     {[]string{"calico-node -felix (process 7)", "BIRD at /var/run/calico/bird.ctl"}, nil, []string{"calico-node -felix (process 7), BIRD at", "from-calico.md"}},
+		"not seen": {nil, errors.New("no right"), []string{"it cannot be seen", "no right"}},
+		"in part":  {[]string{"calico-felix (process 7)"}, errors.New("no right"), []string{"calico-felix", "no right"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var log bytes.Buffer
+			WarnOfCalico(func() ([]string, error) { return tt.programs, tt.err }, slog.New(slog.NewTextHandler(&log, nil)))
+			if (log.Len() == 0) != (tt.want == nil) {
+				t.Errorf("logged %q", log.String())
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(log.String(), w) {
+					t.Errorf("no %q in %q", w, log.String())
 				}
 			}
 		})

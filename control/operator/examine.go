@@ -143,8 +143,9 @@ func (e *examination) host(context.Context) error {
 			rest = append(rest, r.String())
 		}
 	}
-	e.set(func() { e.facts.Host, e.facts.Felix = h, rest })
-	return errors.Join(err, err2)
+	programs, err3 := felix.Running()
+	e.set(func() { e.facts.Host, e.facts.Felix, e.facts.Calico = h, rest, programs })
+	return errors.Join(err, err2, err3)
 }
 
 func (e *examination) paths(ctx context.Context) error {

@@ -1,7 +1,8 @@
 // Package felix finds what Calico's agent left in the packet filter of a host
 // that it does not run on any more: chains of iptables, of either kind, the
 // tables of its nftables mode, and ipsets. Felix leaves them on purpose when it
-// stops, and they go on judging packets.
+// stops, and they go on judging packets. It finds Calico's programs, too, where
+// they run on.
 //
 // Rules of others are told from them by name: Felix's chains and sets begin
 // with "cali", and its tables are called "calico". What kube-proxy or

@@ -242,6 +242,7 @@ func TestTunnels(t *testing.T) {
 		top.Nodes[i].Config = map[string]any{"reach": map[string]any{"interval": "1s"}} // what peers say of their clocks is as old at most
 	}
 	l := bringUp(t, "tunnels", top)
+	var end func() // of what runs beside routerd
 	fw := func(host string) string { return host + ": nft add table ip fw; nft add chain ip fw c " }
 	breakAll(t, l, []breakage{
 		{
@@ -391,6 +392,12 @@ func TestTunnels(t *testing.T) {
 			check: "felix-rules", says: []string{"nftables table calico of IPv4", "routerd cleanup --calico"},
 			broken: sh("node1: nft add table ip calico; nft add chain ip calico c"),
 			fix:    sh("node1: nft delete table ip calico"),
+		},
+		{
+			name:  "Felix runs beside routerd",
+			check: "calico-runs", says: []string{"calico-node -f /dev/null (process ", "systemctl disable --now calico-felix"},
+			broken: func(t *testing.T, l *lab.Lab) { t.Helper(); end = runs(t, l, "node1", "calico-node") },
+			fix:    func(*testing.T, *lab.Lab) { end() },
 		},
 		{
 			name:  "a link on the way loses large packets",
@@ -544,6 +551,25 @@ func jump(host string, by time.Duration) func(*testing.T, *lab.Lab) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// runs has a program of that name wait on a host, and returns what ends it.
+func runs(t *testing.T, l *lab.Lab, host, name string) (end func()) {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), name)
+	if err := os.Symlink("/usr/bin/tail", program); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), program, "-f", "/dev/null")
+	if err := ns.Start(l.Space(host), cmd); err != nil {
+		t.Fatal(err)
+	}
+	end = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	t.Cleanup(end)
+	return end
 }
 
 func kill(t *testing.T, l *lab.Lab, host string) {
