@@ -18,6 +18,11 @@ import (
 
 // get asks the daemon's HTTP endpoint.
 func (h *host) get(path string) (code int, body string, err error) {
+	return h.getFrom("127.0.0.1:9099", path)
+}
+
+// getFrom asks a server in the namespace.
+func (h *host) getFrom(server, path string) (code int, body string, err error) {
 	client := http.Client{
 		Timeout: await.Patience,
 		Transport: &http.Transport{
@@ -32,7 +37,7 @@ func (h *host) get(path string) (code int, body string, err error) {
 			},
 		},
 	}
-	resp, err := client.Get("http://127.0.0.1:9099" + path)
+	resp, err := client.Get("http://" + server + path)
 	if err != nil {
 		return 0, "", err
 	}
