@@ -392,14 +392,8 @@ func (h *host) addNode(s store.Store, name, addr, vtep, block string) {
 func (h *host) addBlock(s store.Store, node, block string) {
 	h.t.Helper()
 	cidr := netip.MustParsePrefix(block)
-	affinity := "host:" + node
-	b := &store.Block{CIDR: block, Affinity: &affinity}
-	for i := range 1 << (32 - cidr.Bits()) {
-		b.Allocations = append(b.Allocations, nil)
-		b.Unallocated = append(b.Unallocated, i)
-	}
 	_, err := s.Txn(h.t.Context(), store.Op{
-		Action: store.Put, If: store.IfAbsent(), Object: store.Object{Key: store.BlockKey(cidr), Value: b},
+		Action: store.Put, If: store.IfAbsent(), Object: store.Object{Key: store.BlockKey(cidr), Value: freeBlock(cidr, node)},
 	}, store.Op{
 		Action: store.Put, If: store.IfAbsent(),
 		Object: store.Object{Key: store.AffinityKey(node, cidr), Value: &store.Affinity{State: store.AffinityConfirmed}},
@@ -407,6 +401,17 @@ func (h *host) addBlock(s store.Store, node, block string) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+}
+
+// freeBlock is a block of a host of which no address is in use.
+func freeBlock(cidr netip.Prefix, node string) *store.Block {
+	affinity := "host:" + node
+	b := &store.Block{CIDR: cidr.String(), Affinity: &affinity}
+	for i := range 1 << (32 - cidr.Bits()) {
+		b.Allocations = append(b.Allocations, nil)
+		b.Unallocated = append(b.Unallocated, i)
+	}
+	return b
 }
 
 // attach gives a new workload an interface.
