@@ -338,8 +338,17 @@ func (m *machine) consoleTail() string {
 		return "; its console is empty"
 	}
 	lines := strings.Split(strings.TrimSpace(strings.ReplaceAll(string(b), "\r", "")), "\n")
-	// A panic says why in its first line; its trace may be longer than the end.
-	if i := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, "Kernel panic") }); i >= 0 {
+	// A panic says why in its first line, or in those before it where it follows from a fault of the kernel; its
+	// trace may be longer than the end.
+	begins := func(of ...string) int {
+		return slices.IndexFunc(lines, func(l string) bool {
+			return slices.ContainsFunc(of, func(s string) bool { return strings.Contains(l, s) })
+		})
+	}
+	if i := begins("Kernel panic"); i >= 0 {
+		if fault := begins("BUG: ", "kernel BUG", "Oops: "); fault >= 0 {
+			i = min(i, fault)
+		}
 		lines = lines[i:min(len(lines), i+keep)]
 	}
 	if len(lines) > keep {
