@@ -226,6 +226,10 @@ var (
 	ErrUnavailable = errors.New("datastore unavailable")
 	ErrDecode      = errors.New("cannot be decoded")
 	ErrInvalid     = errors.New("invalid")
+
+	// ErrOneByOne: with ErrInvalid, that a transaction has several objects that a datastore
+	// would have to write in one step which cannot do that. Nothing was written.
+	ErrOneByOne = errors.New("the datastore writes one object at a time")
 )
 
 // ConflictError says that a condition of a transaction did not hold. It

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/routerd/routerd/store"
 )
 
 // Confirmation is an address that [Allocator.Take] gave and how it is to be
@@ -20,7 +22,8 @@ type Confirmation struct {
 // own, and may touch a block.
 const maxConfirmations = 48
 
-// Confirm writes to the datastore what Take gave, many in one transaction, and
+// Confirm writes to the datastore what Take gave, many in one transaction or, on a
+// datastore that writes one object at a time, those of one block, and
 // returns an error or nil for each. One that matches [ErrNotHolder] says that
 // the address is this node's no more: it was taken away in the datastore.
 // One that matches [store.ErrUnavailable] leaves the outcome open. To confirm
@@ -28,15 +31,53 @@ const maxConfirmations = 48
 func (a *Allocator) Confirm(ctx context.Context, cs ...Confirmation) []error {
 	var out []error
 	for chunk := range slices.Chunk(cs, maxConfirmations) {
-		st := &confirmStep{all: chunk}
-		if err := a.do(ctx, st); err != nil {
-			err = fmt.Errorf("confirm %d addresses: %w", len(chunk), err)
-			out = append(out, slices.Repeat([]error{err}, len(chunk))...)
-			continue
+		errs, err := a.confirm(ctx, chunk)
+		if errors.Is(err, store.ErrOneByOne) {
+			for _, in := range a.byBlock(chunk) {
+				some := make([]Confirmation, 0, len(in))
+				for _, i := range in {
+					some = append(some, chunk[i])
+				}
+				each, _ := a.confirm(ctx, some) // which has the error
+				for n, i := range in {
+					errs[i] = each[n]
+				}
+			}
 		}
-		out = append(out, st.errs...)
+		out = append(out, errs...)
 	}
 	return out
+}
+
+// confirm writes addresses in one transaction. Its error, if there is one, is that of each
+// of them.
+func (a *Allocator) confirm(ctx context.Context, cs []Confirmation) ([]error, error) {
+	st := &confirmStep{all: cs}
+	if err := a.do(ctx, st); err != nil {
+		err = fmt.Errorf("confirm %d addresses: %w", len(cs), err)
+		return slices.Repeat([]error{err}, len(cs)), err
+	}
+	return st.errs, nil
+}
+
+// byBlock returns which of the addresses are of one block.
+func (a *Allocator) byBlock(cs []Confirmation) (groups [][]int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	group := map[netip.Prefix]int{}
+	for i, c := range cs {
+		block := netip.PrefixFrom(c.Addr, c.Addr.BitLen())
+		if info := a.state.blockAround(c.Addr); info != nil {
+			block = info.CIDR
+		}
+		at, ok := group[block]
+		if !ok {
+			at = len(groups)
+			group[block], groups = at, append(groups, nil)
+		}
+		groups[at] = append(groups[at], i)
+	}
+	return groups
 }
 
 // confirmStep gives addresses of the reserve to those who use them.

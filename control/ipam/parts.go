@@ -12,7 +12,8 @@ import (
 // releases it. An affinity follows its block, as [tidyStep] makes it.
 //
 // Releases from several blocks stand for themselves. What is given from several
-// blocks at once has to be done in one step.
+// blocks at once has to be done in one step; where the datastore cannot, the callers that
+// can do without give it block by block.
 func (d *draft) setRoles(ops []store.Op) {
 	blocks := 0
 	for _, op := range ops {
@@ -51,7 +52,7 @@ func (hd *handleDraft) more() bool {
 // gives reports whether a step may give addresses.
 func gives(s step) bool {
 	switch s.(type) {
-	case *handleStep, *claimsStep, *tidyStep, *queryStep:
+	case *handleStep, *claimsStep, *unlessStep, *tidyStep, *queryStep:
 		return false
 	}
 	return true

@@ -10,11 +10,13 @@ import (
 	"slices"
 
 	"github.com/routerd/routerd/dataplane"
+	"github.com/routerd/routerd/store"
 )
 
 // giver is a step that gives addresses. Finding them changes nothing, so that
 // several can look before any takes.
 type giver interface {
+	step
 	request() *Request
 	// find returns what the handle holds already and what is to be taken. It
 	// leaves the draft as it is.
@@ -71,7 +73,9 @@ type Part struct {
 }
 
 // AssignTogether gives addresses of different families to one handle, in one
-// transaction: all that the parts ask for, or none and an error. The result has
+// transaction: all that the parts ask for, or none and an error. On a datastore that writes
+// one object at a time it is one for each part, and what the first gave is released if
+// the next fails; with an error that matches [store.ErrUnavailable] some may be given. The result has
 // the addresses of each part. Otherwise it is as [Allocator.Assign].
 func (a *Allocator) AssignTogether(ctx context.Context, parts ...Part) ([][]Assignment, error) {
 	st := &jointStep{}
@@ -103,7 +107,11 @@ func (a *Allocator) AssignTogether(ctx context.Context, parts ...Part) ([][]Assi
 	if len(parts) == 0 {
 		return nil, nil
 	}
-	if err := a.doNamed(ctx, st, parts...); err != nil {
+	err := a.doNamed(ctx, st, parts...)
+	if errors.Is(err, store.ErrOneByOne) {
+		err = a.assignInTurn(ctx, st.parts, parts)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("assign %v addresses to %s: %w", families, parts[0].Handle, err)
 	}
 	out := make([][]Assignment, len(st.parts))
@@ -112,6 +120,29 @@ func (a *Allocator) AssignTogether(ctx context.Context, parts ...Part) ([][]Assi
 		out[i] = append(held, given...)
 	}
 	return out, nil
+}
+
+// assignInTurn gives what each step is for, one after the other.
+func (a *Allocator) assignInTurn(ctx context.Context, steps []giver, parts []Part) error {
+	var done []Claim
+	for i, st := range steps {
+		err := a.doNamed(ctx, st, parts[i])
+		if err == nil {
+			for _, g := range given(st) {
+				done = append(done, Claim{Addr: g.Addr, Handle: parts[i].Handle})
+			}
+			continue
+		}
+		if len(done) > 0 && !errors.Is(err, store.ErrUnavailable) {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.cfg.Timeout)
+			defer cancel()
+			if _, back := a.Release(ctx, done...); back != nil {
+				err = errors.Join(err, fmt.Errorf("give back what another family gave: %w", back))
+			}
+		}
+		return err
+	}
+	return nil
 }
 
 // given returns what a step has given, if it is one that gives.

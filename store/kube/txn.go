@@ -148,7 +148,7 @@ func (s *Store) plan(ctx context.Context, prepared []backend.Step) ([]step, erro
 		}
 		if st.Op.Action != store.Check && st.Op.Role == store.Decides && !p.Pod() {
 			if decides.Kind != "" {
-				return nil, fmt.Errorf("transaction: %w: %s and %s are to be written in one step, and the Kubernetes API writes one object at a time", store.ErrInvalid, decides, key)
+				return nil, fmt.Errorf("transaction: %w: %s and %s are to be written in one step, and %w", store.ErrInvalid, decides, key, store.ErrOneByOne)
 			}
 			decides = key
 		}

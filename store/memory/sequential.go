@@ -59,7 +59,7 @@ func (s *Sequential) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, 
 			checks = append(checks, op)
 		case op.Role != store.Decides:
 		case decides >= 0:
-			return nil, fmt.Errorf("transaction: %w: %s and %s are to be written in one step", store.ErrInvalid, ops[decides].Object.Key, op.Object.Key)
+			return nil, fmt.Errorf("transaction: %w: %s and %s are to be written in one step, and %w", store.ErrInvalid, ops[decides].Object.Key, op.Object.Key, store.ErrOneByOne)
 		default:
 			decides = i
 		}
