@@ -287,6 +287,18 @@ spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
 		if len(f) != 2+families {
 			t.Fatalf("a pod and its node and addresses: %q; want %d addresses", f, families)
 		}
+		for _, addr := range f[2:] {
+			await.Until(t, "the datastore knows whose "+addr+" is", func() error {
+				out, err := c.Routerctl(t.Context(), "ipam", "show", "--ip="+addr).CombinedOutput()
+				if err == nil && !strings.Contains(string(out), f[0]) {
+					err = errors.New("that of another")
+				}
+				if err != nil {
+					return fmt.Errorf("it is to be that of %s: %w: %s", f[0], err, out)
+				}
+				return nil
+			})
+		}
 		for i, addr := range f[2:] { // first all of one family, then all of the next
 			targets = slices.Insert(targets, len(sources)-1+i*len(sources), target{fmt.Sprintf("web on %s, %s", f[1], addr), net.JoinHostPort(addr, "8080")})
 		}
