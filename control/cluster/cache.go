@@ -22,8 +22,8 @@ import (
 )
 
 // Saved lists the kinds that are kept on disk: what is decided by when the datastore
-// does not answer at a start. Of blocks and affinities only those that concern this
-// host are.
+// does not answer at a start. Of blocks and affinities those that concern this host are,
+// and the others only where a watch can go on from them ([store.Resumer]).
 func Saved() []store.Kind {
 	return append(savedForPolicy(),
 		store.KindBGPPeer, store.KindBGPFilter, store.KindIPReservation, store.KindIPAMConfig, store.KindIPAMAffinity, store.KindIPAMBlock,
@@ -60,6 +60,10 @@ type complete struct {
 	// another one may make others of the same objects.
 	Places  map[string]store.Revision `json:"places,omitempty"`
 	Version string                    `json:"version,omitempty"`
+
+	// Others says that blocks and affinities which do not concern this host are there
+	// too.
+	Others bool `json:"others,omitempty"`
 }
 
 // saved is an object of a watch that can go on: with its revision.
@@ -89,6 +93,7 @@ type cache struct {
 	log      *slog.Logger
 	changed  async.Signal
 	kinds    []store.Kind
+	others   bool // blocks and affinities that do not concern this host are kept too
 
 	mu      sync.Mutex // guards what follows
 	pending map[store.Key]unsaved
@@ -136,6 +141,9 @@ func openCache(cfg Config) *cache {
 	}
 	if cfg.Services {
 		c.kinds = append(c.kinds, serviceKinds()...)
+	}
+	if _, c.others = cfg.Store.(store.Resumer); c.others {
+		c.kinds = append(c.kinds, store.KindCalicoNodeStatus) // of which nothing else is left to be read anew
 	}
 	err := c.open(cfg.PreviousFile)
 	if err != nil {
@@ -271,7 +279,7 @@ func (c *cache) known() (store.Known, bool) {
 	}
 	k := store.Known{Places: mark.Places}
 	for _, kind := range mark.Kinds {
-		if !partly(kind) && slices.Contains(c.kinds, kind) {
+		if (mark.Others || !partly(kind)) && slices.Contains(c.kinds, kind) {
 			k.Kinds = append(k.Kinds, kind)
 		}
 	}
@@ -290,7 +298,8 @@ func (c *cache) known() (store.Known, bool) {
 	return k, true
 }
 
-// partly reports whether of a kind only those that concern this host are saved.
+// partly reports whether of a kind those that concern this host are kept for starts without
+// the datastore, and the others at most for a watch to go on from.
 func partly(kind store.Kind) bool {
 	return kind == store.KindIPAMBlock || kind == store.KindIPAMAffinity
 }
@@ -313,11 +322,18 @@ func (c *cache) note(changes []*Change, synced bool, unknown []store.Kind, place
 	}
 	for _, ch := range changes {
 		switch {
-		case !slices.Contains(c.kinds, ch.Key.Kind) || ch.Key.Kind == store.KindIPAMAffinity:
-		case ch.Key.Kind != store.KindIPAMBlock:
+		case !slices.Contains(c.kinds, ch.Key.Kind):
+		case !partly(ch.Key.Kind):
 			c.add(ch.Event)
-		case c.concerns(ch):
+		case ch.Key.Kind == store.KindIPAMAffinity:
+			if c.others && ch.Key.Namespace != c.node {
+				c.add(ch.Event)
+			}
+		case c.concerns(ch, c.near):
 			c.near[ch.Key] = true
+			c.add(ch.Event)
+		case c.others:
+			delete(c.near, ch.Key)
 			c.add(ch.Event)
 		case c.near[ch.Key]:
 			delete(c.near, ch.Key)
@@ -333,15 +349,36 @@ func (c *cache) note(changes []*Change, synced bool, unknown []store.Kind, place
 	}
 }
 
-// concerns reports whether a block is this host's, by the block or by an affinity, or
-// has an address of it.
-func (c *cache) concerns(ch *Change) bool {
+// concerns reports whether a block is this host's, by the block or by an affinity that is
+// near, or has an address of it. One that cannot be read concerns it where it did before.
+func (c *cache) concerns(ch *Change, near map[store.Key]bool) bool {
 	b, ok := ch.Value.(*Block)
 	if !ok {
-		return ch.Err != nil && c.near[ch.Key]
+		return ch.Err != nil && near[ch.Key]
 	}
-	return b.Holder == c.node || c.near[store.AffinityKey(c.node, ch.Key.CIDR())] ||
+	return b.Holder == c.node || near[store.AffinityKey(c.node, ch.Key.CIDR())] ||
 		slices.ContainsFunc(b.Borrowed, func(a Borrowed) bool { return a.Node == c.node })
+}
+
+// withoutOthers returns of changes from the disk those that are not about blocks and
+// affinities of others.
+func (c *cache) withoutOthers(changes []*Change) []*Change {
+	near := make(map[store.Key]bool)
+	for _, ch := range changes {
+		if ch.Key.Kind == store.KindIPAMAffinity && ch.Key.Namespace == c.node {
+			near[ch.Key] = true
+			near[store.Key{Kind: store.KindIPAMBlock, Name: ch.Key.Name}] = true
+		}
+	}
+	return slices.DeleteFunc(changes, func(ch *Change) bool {
+		switch ch.Key.Kind {
+		case store.KindIPAMAffinity:
+			return !near[ch.Key]
+		case store.KindIPAMBlock:
+			return !c.concerns(ch, near)
+		}
+		return false
+	})
 }
 
 // add marks one to be saved. The caller has the lock.
@@ -454,7 +491,7 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 // write brings the file up to date, in one step. The first time pending is all that
 // there is.
 func (c *cache) write(pending map[store.Key]unsaved, places map[string]store.Revision, kinds []store.Kind) error {
-	changes, err := c.changes(pending, complete{c.node, kinds, places, c.version}, !c.whole)
+	changes, err := c.changes(pending, complete{Node: c.node, Kinds: kinds, Places: places, Version: c.version, Others: c.others}, !c.whole)
 	if err != nil {
 		return err
 	}

@@ -487,9 +487,16 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestNearBlocks: of blocks and affinities the disk has those that concern this host.
+// TestNearBlocks: of blocks and affinities a start without the datastore has those that concern
+// this host, also where the disk has the others for a watch to go on from.
 func TestNearBlocks(t *testing.T) {
 	t.Parallel()
+	for name, s := range map[string]store.Store{"kept apart": nil, "with those of others": resumer{}} {
+		t.Run(name, func(t *testing.T) { t.Parallel(); nearBlocks(t, s) })
+	}
+}
+
+func nearBlocks(t *testing.T, s store.Store) {
 	dir := t.TempDir()
 	block := func(cidr, holder, borrower string) store.Event {
 		b := &store.Block{CIDR: cidr, Unallocated: []int{}, Affinity: new("host:" + holder), Allocations: make([]*int, 64)}
@@ -512,7 +519,7 @@ func TestNearBlocks(t *testing.T) {
 		}
 		same(t, "on disk", starts(t, dir, store.KindIPAMBlock, store.KindIPAMAffinity), all)
 	}
-	c := onDisk(dir)
+	c := New(Config{Node: "node1", Log: slog.New(slog.DiscardHandler), File: filepath.Join(dir, "cluster.journal"), Store: s})
 	c.hears(true, 5,
 		block("10.0.0.0/26", "node1", ""), block("10.0.0.64/26", "node2", ""), block("10.0.0.128/26", "node2", "node1"),
 		block("10.0.1.0/26", "node2", ""), affinity("node1", "10.0.1.0/26"), affinity("node2", "10.0.0.64/26"))

@@ -156,6 +156,7 @@ func (c *Cluster) Load(readers ...*Follower) {
 	for _, ev := range events {
 		changes = append(changes, c.decoder.change(ev))
 	}
+	changes = c.cache.withoutOthers(changes)
 	for _, f := range readers {
 		f.load(changes)
 		c.fresh.Source = Disk

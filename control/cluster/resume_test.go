@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -30,8 +32,8 @@ func (r resumer) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Ba
 	return r.WatchFrom(ctx, store.Known{}, kinds...)
 }
 
-// TestGoesOn: a start has the watch go on from what the disk has: whole kinds with
-// their revisions, and how far the watch was. Another version of the program reads
+// TestGoesOn: a start has the watch go on from what the disk has: whole kinds, blocks of
+// other hosts included, with their revisions, and how far the watch was. Another version of the program reads
 // anew.
 func TestGoesOn(t *testing.T) {
 	t.Parallel()
@@ -54,7 +56,10 @@ func TestGoesOn(t *testing.T) {
 	c, _ := open("1")
 	a, b := pool("a", 5), pool("b", 6)
 	a.Object.Revision, b.Object.Revision = 5, 6
-	hears(c, 6, a, b)
+	cidr := netip.MustParsePrefix("10.0.0.0/26")
+	block := store.Object{Key: store.BlockKey(cidr), Revision: 4, Value: &store.Block{CIDR: cidr.String(), Unallocated: []int{}, Affinity: new("host:node2"), Allocations: make([]*int, 64)}}
+	affinity := store.Object{Key: store.AffinityKey("node2", cidr), Revision: 3, Value: &store.Affinity{State: "confirmed"}}
+	hears(c, 6, a, b, store.Event{Key: block.Key, Object: block}, store.Event{Key: affinity.Key, Object: affinity})
 	if err := c.Save(); err != nil {
 		t.Fatal(err)
 	}
@@ -72,17 +77,18 @@ func TestGoesOn(t *testing.T) {
 	}
 	have := map[string]store.Revision{}
 	for _, o := range k.Objects {
-		have[o.Key.Name] = o.Revision
+		have[strings.TrimPrefix(string(o.Key.Kind), "IPAM")+" "+o.Key.Name] = o.Revision
 		if _, err := store.Decode(o.Key, o.Raw); err != nil {
 			t.Error(err)
 		}
 	}
-	if diff := cmp.Diff(map[string]store.Revision{"a": 5, "b": 6}, have); diff != "" {
+	want := map[string]store.Revision{"IPPool a": 5, "IPPool b": 6, "Block 10.0.0.0/26": 4, "Affinity 10.0.0.0/26": 3}
+	if diff := cmp.Diff(want, have); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
 	}
-	for _, kind := range []store.Kind{store.KindIPAMBlock, store.KindIPAMAffinity} {
-		if slices.Contains(k.Kinds, kind) {
-			t.Errorf("%s is not whole on disk", kind)
+	for _, kind := range Saved() {
+		if !slices.Contains(k.Kinds, kind) {
+			t.Errorf("%s is not gone on with", kind)
 		}
 	}
 	if k := resumes("2"); k.Places != nil {

@@ -188,7 +188,7 @@ func (s *Server) auditLog() string { return filepath.Join(s.conf.Dir, "audit.log
 type Asked struct {
 	Verb, Group, Resource string // the resource with its subresource: "nodes/status"
 	Code                  int    // of the answer
-	Whole                 bool   // a watch that begins with the state
+	Whole                 bool   // the state of all objects is asked for, by a list or a watch
 }
 
 // Thief is the User-Agent of who shows a daemon's token and is none.
@@ -223,7 +223,10 @@ func (s *Server) Audit() (map[Asked]int, error) {
 		if e.ObjectRef.Subresource != "" {
 			r += "/" + e.ObjectRef.Subresource
 		}
-		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code, strings.Contains(e.RequestURI, "sendInitialEvents=true")}]++
+		asks := func(what string) bool { return strings.Contains(e.RequestURI, what) }
+		// The daemon asks for one object of all to learn how far the server is.
+		whole := !asks("Selector=") && (asks("sendInitialEvents=true") || e.Verb == "list" && !asks("limit=1"))
+		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code, whole}]++
 	}
 	return out, nil
 }
@@ -393,6 +396,16 @@ func (s *Server) Kill() {
 	_ = s.process.Process.Kill() // it may have ended
 	<-s.died
 	s.process = nil
+}
+
+// PID is the process of the API server.
+func (s *Server) PID() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return 0
+	}
+	return s.process.Process.Pid
 }
 
 // Etcd returns the datastore of the server.

@@ -36,23 +36,28 @@ func (u used) String() string {
 }
 
 // used reads it of a host's daemon.
-func (c *cluster) used(host string) (u used) {
+func (c *cluster) used(host string) used {
 	c.t.Helper()
 	p, err := c.Daemon(host)
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	return usedBy(c.t, p.PID)
+}
+
+func usedBy(t *testing.T, pid int) (u used) {
+	t.Helper()
 	read := func(name string) string {
-		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.PID, name))
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
 		if err != nil {
-			c.t.Fatal(err)
+			t.Fatal(err)
 		}
 		return string(raw)
 	}
 	number := func(text string) int {
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			c.t.Fatal(err)
+			t.Fatal(err)
 		}
 		return n
 	}
@@ -190,6 +195,8 @@ func TestManyServices(t *testing.T) {
 		took := c.restarted()
 		t.Logf("a restart until the switch had all again: %v: %v", took, c.used("node1"))
 		c.switchHas(n, manyRange)
+		c.rests()
+		t.Logf("at rest: %v", c.used("node1"))
 	}
 	if gone := log.gone(); gone > 0 {
 		t.Errorf("the switch lost %d routes", gone)
