@@ -264,7 +264,8 @@ func TestNodeAddressChange(t *testing.T) {
 }
 
 // followed waits until the resource and all peers' kernels name a host by its
-// new address only.
+// new address only, and its tunnel sends from there: it hears of the move as the
+// others do, and from an address that is gone nothing leaves.
 func followed(t *testing.T, l *lab.Lab, host, from, to string) {
 	t.Helper()
 	s := openStore(t, l)
@@ -280,6 +281,12 @@ func followed(t *testing.T, l *lab.Lab, host, from, to string) {
 	})
 	for _, h := range l.Hosts() {
 		if h == host {
+			poll(t, h+" sends from its new address", func() string {
+				if link := output(t, l, h, "ip", "-d", "link", "show", "type", "vxlan"); link != "" && !strings.Contains(link, " local "+to+" ") {
+					return link
+				}
+				return ""
+			})
 			continue
 		}
 		poll(t, h+" follows "+host, func() string {
