@@ -100,7 +100,7 @@ type shell struct {
 }
 
 func newShell(ts *testscript.TestScript, path string) shell {
-	return shell{ts, []string{"PATH=" + path, "ROUTERD_SOCKET=" + ts.Getenv("ROUTERD_SOCKET"), "TZ=UTC", exitAtOnce}}
+	return shell{ts, []string{"PATH=" + path, "ROUTERD_SOCKET=" + ts.Getenv("ROUTERD_SOCKET"), "TZ=UTC", sshConnection + "=", exitAtOnce}}
 }
 
 func (s shell) command(ctx context.Context, line string) *exec.Cmd {

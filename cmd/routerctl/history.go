@@ -352,7 +352,7 @@ ippool" deletes it. Deleted Nodes do not come back this way: their daemons make 
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&how.Force, "force", false, "undo also what others changed since, and leave nodes without any BGP session")
+	f.BoolVar(&how.Force, "force", false, "undo also what others changed since, leave nodes without any BGP session, and end this SSH session")
 	f.BoolVar(&how.DryRun, "dry-run", false, "check everything and say what would be done, without doing it")
 	return c
 }
@@ -377,14 +377,11 @@ func mine(ctx context.Context, s store.Store, by history.Author) (string, error)
 	return "", errors.New("undo: the history has no change that is not undone; see `routerctl history`")
 }
 
-// checkOps refuses what would leave a node without any configured BGP session.
+// checkOps refuses what would cut somebody off.
 func (a historyCommands) checkOps(ctx context.Context, ops []store.Op) error {
 	var changes []*apiv1.BGPChange
 	for _, op := range ops {
 		o := op.Object
-		if !sessionsDependOn(o.Key.Kind) {
-			continue
-		}
 		c := &apiv1.BGPChange{Key: o.Key.Path()}
 		if op.Action == store.Put {
 			raw, err := store.Encode(o.Key, o.Value, o.Raw)
@@ -395,7 +392,7 @@ func (a historyCommands) checkOps(ctx context.Context, ops []store.Op) error {
 		}
 		changes = append(changes, c)
 	}
-	return a.askIsolated(ctx, changes)
+	return a.checkChanges(ctx, changes)
 }
 
 func (a historyCommands) reportUndone(name string, done []history.Result, dryRun bool) {

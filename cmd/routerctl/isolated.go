@@ -23,32 +23,41 @@ func sessionsDependOn(k store.Kind) bool {
 	return false
 }
 
-// checkSessions refuses to write what would leave a node without any
-// configured BGP session.
-func (a *app) checkSessions(ctx context.Context, docs []manifest.Document) error {
+// checkWrites refuses to write what would cut somebody off.
+func (a *app) checkWrites(ctx context.Context, docs []manifest.Document) error {
 	var changes []*apiv1.BGPChange
 	for _, d := range docs {
-		if !sessionsDependOn(d.Object.Key.Kind) {
-			continue
-		}
 		raw, err := store.Encode(d.Object.Key, d.Object.Value, d.Object.Raw)
 		if err != nil {
 			return refuse(d, "%v", err)
 		}
 		changes = append(changes, &apiv1.BGPChange{Key: d.Object.Key.Path(), Value: raw})
 	}
-	return a.askIsolated(ctx, changes)
+	return a.checkChanges(ctx, changes)
 }
 
-// checkDeletion is checkSessions for what is to be deleted.
+// checkDeletion is checkWrites for what is to be deleted.
 func (a *app) checkDeletion(ctx context.Context, targets []target) error {
 	var changes []*apiv1.BGPChange
 	for _, t := range targets {
-		if sessionsDependOn(t.key.Kind) {
-			changes = append(changes, &apiv1.BGPChange{Key: t.key.Path()})
+		changes = append(changes, &apiv1.BGPChange{Key: t.key.Path()})
+	}
+	return a.checkChanges(ctx, changes)
+}
+
+// checkChanges refuses what would leave a node without any configured BGP session, and what
+// would end the operator's own SSH session.
+func (a *app) checkChanges(ctx context.Context, changes []*apiv1.BGPChange) error {
+	var sessions []*apiv1.BGPChange
+	for _, c := range changes {
+		if k, ok := store.ParsePath(c.GetKey()); ok && sessionsDependOn(k.Kind) {
+			sessions = append(sessions, c)
 		}
 	}
-	return a.askIsolated(ctx, changes)
+	if err := a.askIsolated(ctx, sessions); err != nil {
+		return err
+	}
+	return a.checkSession(ctx, changes)
 }
 
 // askIsolated asks the daemon. Where etcd is used directly, and while the daemon

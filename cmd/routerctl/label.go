@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/store"
 )
 
@@ -17,6 +18,7 @@ type labelling struct {
 	key, value string
 	remove     bool
 	overwrite  bool
+	force      bool
 }
 
 func (a resourceCommands) labelCommand() *cobra.Command {
@@ -51,6 +53,7 @@ value is changed only with --overwrite. KEY- removes a label too, as kubectl has
 	f := c.Flags()
 	f.BoolVar(&l.remove, "remove", false, "remove the label")
 	f.BoolVar(&l.overwrite, "overwrite", false, "change a label that has another value")
+	f.BoolVar(&l.force, "force", false, "leave nodes without any BGP session, and end this SSH session")
 	namespaceFlag(f, &namespace)
 	a.confirmFlag(f)
 	return c
@@ -109,7 +112,14 @@ func (a resourceCommands) label(ctx context.Context, s store.Store, key store.Ke
 				did = "updated label " + l.key + " on"
 			}
 		}
-		return value, store.Validate(value)
+		if err := store.Validate(value); err != nil || l.force {
+			return value, err
+		}
+		raw, err := store.Encode(key, value, cur.Raw)
+		if err != nil {
+			return nil, err
+		}
+		return value, a.checkChanges(ctx, []*apiv1.BGPChange{{Key: key.Path(), Value: raw}})
 	})
 	if err != nil {
 		return fmt.Errorf("label %s: %w", key, err)

@@ -90,6 +90,24 @@ func (o *operator) Trace(context.Context, *apiv1.TraceRequest) (*apiv1.TraceResp
 	return m, o.answer("trace.json", m)
 }
 
+// Session answers with the script's file session.txt.
+func (o *operator) Session(stream grpc.ClientStreamingServer[apiv1.SessionRequest, apiv1.SessionResponse]) error {
+	for {
+		_, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(o.dir, "session.txt"))
+	if err != nil {
+		return stream.SendAndClose(&apiv1.SessionResponse{}) // most scripts have none
+	}
+	return stream.SendAndClose(&apiv1.SessionResponse{Ends: strings.TrimSpace(string(b))})
+}
+
 // Hosts answers with hosts1.json once, where there is one, and then with hosts.json.
 func (o *operator) Hosts(context.Context, *apiv1.HostsRequest) (*apiv1.HostsResponse, error) {
 	m := &apiv1.HostsResponse{}
@@ -278,6 +296,7 @@ func startDaemon(env *testscript.Env) error {
 	}
 	env.Setenv("ROUTERD_SOCKET", socket)
 	env.Setenv("TZ", "UTC")
+	env.Setenv(sshConnection, "") // whoever runs the test may have one
 	name, value, _ := strings.Cut(exitAtOnce, "=")
 	env.Setenv(name, value)
 	return nil

@@ -59,7 +59,8 @@ A new IPPool must be apart from other pools, from the ranges of services, from
 the networks of all nodes, and from the addresses and routes of this host. A mode
 that some node says it cannot accept (its kernel has no such tunnel) is refused,
 naming the node; so is a change that leaves a node without any configured BGP
-session.
+session, and one after which the rules or pools of this host would not let the SSH
+session go on in which the command is given.
 
 After a change of an IPPool's mode it waits some seconds for what the nodes say of
 it: peers to which probes do not get through in the new mode stay as they were, and
@@ -89,7 +90,7 @@ are named with the reason.`
 	if v == create {
 		f.BoolVar(&w.skipExists, "skip-exists", false, "leave alone what exists already, which is no error then")
 	}
-	f.BoolVar(&c.force, "force", false, "give a pool a mode although a node says that it cannot take it in, have nodes move to it whatever their probes say, and leave nodes without any BGP session")
+	f.BoolVar(&c.force, "force", false, "give a pool a mode although a node says that it cannot take it in, have nodes move to it whatever their probes say, leave nodes without any BGP session, and end this SSH session")
 	f.BoolVar(&w.dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
 	a.confirmFlag(f)
 	return cmd
@@ -112,7 +113,7 @@ func (a *app) check(ctx context.Context, s store.Store, docs []manifest.Document
 	if err := checkRefused(ctx, s, docs); err != nil {
 		return err
 	}
-	return a.checkSessions(ctx, docs)
+	return a.checkWrites(ctx, docs)
 }
 
 // writing says how a verb is carried out.

@@ -106,10 +106,7 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 	if err != nil {
 		return nil, err
 	}
-	changes := make([]*cluster.Change, 0, len(events))
-	for _, ev := range events {
-		changes = append(changes, cluster.Decode(s.cfg.Node, ev))
-	}
+	changes := s.decoded(events)
 	out := &apiv1.HostPlan{Node: s.cfg.Node}
 	f := foreseeing{self: s.cfg.Node, kind: s.cfg.TunnelKind, invented: map[netip.Addr]string{}}
 	ahead := vrouter.Ahead{Changes: changes, Node: f.node, Learned: s.stillLearned(events)}
@@ -138,6 +135,15 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 	out.Tunnels = f.said
 	out.Addresses = s.addressesIn(changes)
 	return out, nil
+}
+
+// decoded reads changes of resources as the cluster's copy has them.
+func (s *Server) decoded(events []store.Event) []*cluster.Change {
+	changes := make([]*cluster.Change, 0, len(events))
+	for _, ev := range events {
+		changes = append(changes, cluster.Decode(s.cfg.Node, ev))
+	}
+	return changes
 }
 
 // plannedAnnotations compares what a host publishes about encapsulations before and after a change. What its kernel refuses,

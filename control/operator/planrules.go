@@ -17,22 +17,28 @@ import (
 
 // plannedRules says what changes of the cluster do to this host's rules.
 func (s *Server) plannedRules(changes []*cluster.Change) ([]*apiv1.PlannedObject, error) {
-	concern := func(k store.Kind) bool { return slices.Contains(policy.Kinds(), k) }
-	if s.PolicyServer == nil || !slices.ContainsFunc(changes, func(c *cluster.Change) bool { return concern(c.Key.Kind) }) {
-		return nil, nil
-	}
-	if err := s.able(); err != nil {
-		return nil, err
-	}
-	holds, err := s.cfg.Snapshot(func(k store.Key) bool { return concern(k.Kind) })
-	if err != nil {
-		return nil, err
-	}
-	before, d, err := s.PolicyServer.cfg.Enforcer.Plan(holds, changes)
-	if err != nil {
+	before, d, err := s.foreseenRules(changes)
+	if err != nil || before == nil {
 		return nil, err
 	}
 	return describe(before, &d), nil
+}
+
+// foreseenRules returns this host's rules and the step that changes of the cluster lead to; nil: rules do
+// not depend on them.
+func (s *Server) foreseenRules(changes []*cluster.Change) (*filter.Ruleset, filter.Delta, error) {
+	concern := func(k store.Kind) bool { return slices.Contains(policy.Kinds(), k) }
+	if s.PolicyServer == nil || !slices.ContainsFunc(changes, func(c *cluster.Change) bool { return concern(c.Key.Kind) }) {
+		return nil, filter.Delta{}, nil
+	}
+	if err := s.able(); err != nil {
+		return nil, filter.Delta{}, err
+	}
+	holds, err := s.cfg.Snapshot(func(k store.Key) bool { return concern(k.Kind) })
+	if err != nil {
+		return nil, filter.Delta{}, err
+	}
+	return s.PolicyServer.cfg.Enforcer.Plan(holds, changes)
 }
 
 // describe says what a step does to rules.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/store"
 )
 
 // Operator is what the operator's service asks of the daemon.
@@ -42,6 +43,9 @@ type Operator interface {
 	Hosts(ctx context.Context) (*apiv1.HostsResponse, error)
 	// Plan says what a change would do to every host.
 	Plan(ctx context.Context, req *apiv1.PlanRequest, yield func(*apiv1.HostPlan) error) error
+	// Session says what in a change would end a TCP connection of a client to this host;
+	// empty: it goes on.
+	Session(ctx context.Context, changes []store.Event, client, host netip.AddrPort) (string, error)
 	// Flows returns recent verdicts.
 	Flows(ctx context.Context, req *apiv1.FlowsRequest) (*apiv1.FlowsResponse, error)
 }
@@ -130,6 +134,33 @@ func (s *operatorServer) Plan(stream grpc.BidiStreamingServer[apiv1.PlanRequest,
 		all.Changes = append(all.Changes, part.GetChanges()...)
 	}
 	return s.o.Plan(stream.Context(), all, stream.Send)
+}
+
+func (s *operatorServer) Session(stream grpc.ClientStreamingServer[apiv1.SessionRequest, apiv1.SessionResponse]) error {
+	var asked *apiv1.SessionRequest
+	changes, err := received(func() (*apiv1.SessionRequest, error) {
+		req, err := stream.Recv()
+		if err == nil {
+			asked = req
+		}
+		return req, err
+	}, func(store.Kind) bool { return true })
+	if err != nil {
+		return err
+	}
+	client, err := netip.ParseAddrPort(asked.GetClient())
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "client %q: want ADDRESS:PORT", asked.GetClient())
+	}
+	host, err := netip.ParseAddrPort(asked.GetHost())
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "host %q: want ADDRESS:PORT", asked.GetHost())
+	}
+	ends, err := s.o.Session(stream.Context(), changes, client, host)
+	if err != nil {
+		return err
+	}
+	return stream.SendAndClose(&apiv1.SessionResponse{Ends: ends})
 }
 
 // parseFilter reads a prefix or an address; the empty string gives an invalid

@@ -3540,6 +3540,110 @@ func (x *Traffic) GetErrors() uint64 {
 	return 0
 }
 
+type SessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"` // of resources
+	Client        string                 `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`   // ADDRESS:PORT, the same in each part
+	Host          string                 `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`       // ADDRESS:PORT of this host
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionRequest) Reset() {
+	*x = SessionRequest{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionRequest) ProtoMessage() {}
+
+func (x *SessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
+func (*SessionRequest) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *SessionRequest) GetChanges() []*BGPChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *SessionRequest) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+func (x *SessionRequest) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+type SessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ends          string                 `protobuf:"bytes,1,opt,name=ends,proto3" json:"ends,omitempty"` // what would end it; empty: it goes on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionResponse) Reset() {
+	*x = SessionResponse{}
+	mi := &file_control_api_v1_operator_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionResponse) ProtoMessage() {}
+
+func (x *SessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_control_api_v1_operator_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
+func (*SessionResponse) Descriptor() ([]byte, []int) {
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *SessionResponse) GetEnds() string {
+	if x != nil {
+		return x.Ends
+	}
+	return ""
+}
+
 type PlanRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changes       []*BGPChange           `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"` // of resources
@@ -3549,7 +3653,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[43]
+	mi := &file_control_api_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3561,7 +3665,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[43]
+	mi := &file_control_api_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3574,7 +3678,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PlanRequest) GetChanges() []*BGPChange {
@@ -3602,7 +3706,7 @@ type HostPlan struct {
 
 func (x *HostPlan) Reset() {
 	*x = HostPlan{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[44]
+	mi := &file_control_api_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3614,7 +3718,7 @@ func (x *HostPlan) String() string {
 func (*HostPlan) ProtoMessage() {}
 
 func (x *HostPlan) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[44]
+	mi := &file_control_api_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3627,7 +3731,7 @@ func (x *HostPlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostPlan.ProtoReflect.Descriptor instead.
 func (*HostPlan) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *HostPlan) GetNode() string {
@@ -3706,7 +3810,7 @@ type PlannedObject struct {
 
 func (x *PlannedObject) Reset() {
 	*x = PlannedObject{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[45]
+	mi := &file_control_api_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3822,7 @@ func (x *PlannedObject) String() string {
 func (*PlannedObject) ProtoMessage() {}
 
 func (x *PlannedObject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[45]
+	mi := &file_control_api_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3835,7 @@ func (x *PlannedObject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedObject.ProtoReflect.Descriptor instead.
 func (*PlannedObject) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PlannedObject) GetKind() string {
@@ -3773,7 +3877,7 @@ type PlannedAddresses struct {
 
 func (x *PlannedAddresses) Reset() {
 	*x = PlannedAddresses{}
-	mi := &file_control_api_v1_operator_proto_msgTypes[46]
+	mi := &file_control_api_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +3889,7 @@ func (x *PlannedAddresses) String() string {
 func (*PlannedAddresses) ProtoMessage() {}
 
 func (x *PlannedAddresses) ProtoReflect() protoreflect.Message {
-	mi := &file_control_api_v1_operator_proto_msgTypes[46]
+	mi := &file_control_api_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3902,7 @@ func (x *PlannedAddresses) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlannedAddresses.ProtoReflect.Descriptor instead.
 func (*PlannedAddresses) Descriptor() ([]byte, []int) {
-	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_control_api_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PlannedAddresses) GetPool() string {
@@ -4142,7 +4246,13 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x10received_packets\x18\x04 \x01(\x04R\x0freceivedPackets\x12!\n" +
 	"\fsent_packets\x18\x05 \x01(\x04R\vsentPackets\x12\x18\n" +
 	"\adropped\x18\x06 \x01(\x04R\adropped\x12\x16\n" +
-	"\x06errors\x18\a \x01(\x04R\x06errors\">\n" +
+	"\x06errors\x18\a \x01(\x04R\x06errors\"m\n" +
+	"\x0eSessionRequest\x12/\n" +
+	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\x12\x16\n" +
+	"\x06client\x18\x02 \x01(\tR\x06client\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\"%\n" +
+	"\x0fSessionResponse\x12\x12\n" +
+	"\x04ends\x18\x01 \x01(\tR\x04ends\">\n" +
 	"\vPlanRequest\x12/\n" +
 	"\achanges\x18\x01 \x03(\v2\x15.routerd.v1.BGPChangeR\achanges\"\xe2\x02\n" +
 	"\bHostPlan\x12\x12\n" +
@@ -4162,7 +4272,7 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\x04will\x18\x04 \x01(\tR\x04will\"D\n" +
 	"\x10PlannedAddresses\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1c\n" +
-	"\taddresses\x18\x02 \x03(\tR\taddresses2\xe7\x05\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses2\xad\x06\n" +
 	"\bOperator\x129\n" +
 	"\x04Node\x12\x17.routerd.v1.NodeRequest\x1a\x18.routerd.v1.NodeResponse\x12?\n" +
 	"\x06Routes\x12\x19.routerd.v1.RoutesRequest\x1a\x1a.routerd.v1.RoutesResponse\x12<\n" +
@@ -4174,7 +4284,8 @@ const file_control_api_v1_operator_proto_rawDesc = "" +
 	"\rPolicyExplain\x12 .routerd.v1.PolicyExplainRequest\x1a!.routerd.v1.PolicyExplainResponse\x12<\n" +
 	"\x05Flows\x12\x18.routerd.v1.FlowsRequest\x1a\x19.routerd.v1.FlowsResponse\x12<\n" +
 	"\x05Hosts\x12\x18.routerd.v1.HostsRequest\x1a\x19.routerd.v1.HostsResponse\x129\n" +
-	"\x04Plan\x12\x17.routerd.v1.PlanRequest\x1a\x14.routerd.v1.HostPlan(\x010\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
+	"\x04Plan\x12\x17.routerd.v1.PlanRequest\x1a\x14.routerd.v1.HostPlan(\x010\x01\x12D\n" +
+	"\aSession\x12\x1a.routerd.v1.SessionRequest\x1a\x1b.routerd.v1.SessionResponse(\x01B1Z/github.com/routerd/routerd/control/api/v1;apiv1b\x06proto3"
 
 var (
 	file_control_api_v1_operator_proto_rawDescOnce sync.Once
@@ -4188,7 +4299,7 @@ func file_control_api_v1_operator_proto_rawDescGZIP() []byte {
 	return file_control_api_v1_operator_proto_rawDescData
 }
 
-var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_control_api_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_control_api_v1_operator_proto_goTypes = []any{
 	(*NodeRequest)(nil),           // 0: routerd.v1.NodeRequest
 	(*NodeResponse)(nil),          // 1: routerd.v1.NodeResponse
@@ -4233,40 +4344,42 @@ var file_control_api_v1_operator_proto_goTypes = []any{
 	(*HostsResponse)(nil),         // 40: routerd.v1.HostsResponse
 	(*HostLoad)(nil),              // 41: routerd.v1.HostLoad
 	(*Traffic)(nil),               // 42: routerd.v1.Traffic
-	(*PlanRequest)(nil),           // 43: routerd.v1.PlanRequest
-	(*HostPlan)(nil),              // 44: routerd.v1.HostPlan
-	(*PlannedObject)(nil),         // 45: routerd.v1.PlannedObject
-	(*PlannedAddresses)(nil),      // 46: routerd.v1.PlannedAddresses
-	(*timestamppb.Timestamp)(nil), // 47: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 48: google.protobuf.Duration
-	(*BGPChange)(nil),             // 49: routerd.v1.BGPChange
+	(*SessionRequest)(nil),        // 43: routerd.v1.SessionRequest
+	(*SessionResponse)(nil),       // 44: routerd.v1.SessionResponse
+	(*PlanRequest)(nil),           // 45: routerd.v1.PlanRequest
+	(*HostPlan)(nil),              // 46: routerd.v1.HostPlan
+	(*PlannedObject)(nil),         // 47: routerd.v1.PlannedObject
+	(*PlannedAddresses)(nil),      // 48: routerd.v1.PlannedAddresses
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 50: google.protobuf.Duration
+	(*BGPChange)(nil),             // 51: routerd.v1.BGPChange
 }
 var file_control_api_v1_operator_proto_depIdxs = []int32{
-	47, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
+	49, // 0: routerd.v1.NodeResponse.started:type_name -> google.protobuf.Timestamp
 	3,  // 1: routerd.v1.NodeResponse.health:type_name -> routerd.v1.Health
 	5,  // 2: routerd.v1.NodeResponse.peers:type_name -> routerd.v1.BGPPeer
 	7,  // 3: routerd.v1.NodeResponse.pools:type_name -> routerd.v1.PoolStatus
 	8,  // 4: routerd.v1.NodeResponse.blocks:type_name -> routerd.v1.BlockStatus
 	2,  // 5: routerd.v1.NodeResponse.collectors:type_name -> routerd.v1.BMPCollector
-	47, // 6: routerd.v1.BMPCollector.since:type_name -> google.protobuf.Timestamp
+	49, // 6: routerd.v1.BMPCollector.since:type_name -> google.protobuf.Timestamp
 	4,  // 7: routerd.v1.Health.live:type_name -> routerd.v1.Check
 	4,  // 8: routerd.v1.Health.ready:type_name -> routerd.v1.Check
 	4,  // 9: routerd.v1.Health.conditions:type_name -> routerd.v1.Check
-	47, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
-	47, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
+	49, // 10: routerd.v1.Check.since:type_name -> google.protobuf.Timestamp
+	49, // 11: routerd.v1.BGPPeer.since:type_name -> google.protobuf.Timestamp
 	6,  // 12: routerd.v1.BGPPeer.families:type_name -> routerd.v1.BGPFamily
-	47, // 13: routerd.v1.BGPPeer.due:type_name -> google.protobuf.Timestamp
+	49, // 13: routerd.v1.BGPPeer.due:type_name -> google.protobuf.Timestamp
 	11, // 14: routerd.v1.RoutesResponse.routes:type_name -> routerd.v1.Route
 	12, // 15: routerd.v1.RoutesResponse.objects:type_name -> routerd.v1.ObjectStatus
-	47, // 16: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
-	47, // 17: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
+	49, // 16: routerd.v1.Route.since:type_name -> google.protobuf.Timestamp
+	49, // 17: routerd.v1.ObjectStatus.since:type_name -> google.protobuf.Timestamp
 	15, // 18: routerd.v1.PathsResponse.paths:type_name -> routerd.v1.Path
-	48, // 19: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
-	47, // 20: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
-	48, // 21: routerd.v1.Path.clock_at_least:type_name -> google.protobuf.Duration
-	48, // 22: routerd.v1.Path.clock_at_most:type_name -> google.protobuf.Duration
+	50, // 19: routerd.v1.Path.rtt:type_name -> google.protobuf.Duration
+	49, // 20: routerd.v1.Path.last_answer:type_name -> google.protobuf.Timestamp
+	50, // 21: routerd.v1.Path.clock_at_least:type_name -> google.protobuf.Duration
+	50, // 22: routerd.v1.Path.clock_at_most:type_name -> google.protobuf.Duration
 	18, // 23: routerd.v1.TunnelsResponse.tunnels:type_name -> routerd.v1.Tunnel
-	47, // 24: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
+	49, // 24: routerd.v1.Tunnel.answered:type_name -> google.protobuf.Timestamp
 	23, // 25: routerd.v1.OverlapsResponse.overlaps:type_name -> routerd.v1.Overlap
 	27, // 26: routerd.v1.PolicyResponse.endpoints:type_name -> routerd.v1.PolicyEndpoint
 	26, // 27: routerd.v1.PolicyResponse.problems:type_name -> routerd.v1.PolicyProblem
@@ -4278,46 +4391,49 @@ var file_control_api_v1_operator_proto_depIdxs = []int32{
 	34, // 33: routerd.v1.PolicyExplainResponse.ends:type_name -> routerd.v1.PolicyEnd
 	35, // 34: routerd.v1.PolicyEnd.steps:type_name -> routerd.v1.PolicyStep
 	38, // 35: routerd.v1.FlowsResponse.flows:type_name -> routerd.v1.FlowRecord
-	47, // 36: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
+	49, // 36: routerd.v1.FlowRecord.time:type_name -> google.protobuf.Timestamp
 	41, // 37: routerd.v1.HostsResponse.hosts:type_name -> routerd.v1.HostLoad
-	48, // 38: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
-	48, // 39: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
+	50, // 38: routerd.v1.HostsResponse.next_after:type_name -> google.protobuf.Duration
+	50, // 39: routerd.v1.HostLoad.up:type_name -> google.protobuf.Duration
 	4,  // 40: routerd.v1.HostLoad.unmet:type_name -> routerd.v1.Check
 	5,  // 41: routerd.v1.HostLoad.down:type_name -> routerd.v1.BGPPeer
 	42, // 42: routerd.v1.HostLoad.traffic:type_name -> routerd.v1.Traffic
-	48, // 43: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
-	49, // 44: routerd.v1.PlanRequest.changes:type_name -> routerd.v1.BGPChange
-	45, // 45: routerd.v1.HostPlan.objects:type_name -> routerd.v1.PlannedObject
-	45, // 46: routerd.v1.HostPlan.rules:type_name -> routerd.v1.PlannedObject
-	46, // 47: routerd.v1.HostPlan.addresses:type_name -> routerd.v1.PlannedAddresses
-	45, // 48: routerd.v1.HostPlan.annotations:type_name -> routerd.v1.PlannedObject
-	0,  // 49: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
-	9,  // 50: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
-	13, // 51: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
-	16, // 52: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
-	19, // 53: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
-	21, // 54: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
-	24, // 55: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
-	32, // 56: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
-	36, // 57: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
-	39, // 58: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
-	43, // 59: routerd.v1.Operator.Plan:input_type -> routerd.v1.PlanRequest
-	1,  // 60: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
-	10, // 61: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
-	14, // 62: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
-	17, // 63: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
-	20, // 64: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
-	22, // 65: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
-	25, // 66: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
-	33, // 67: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
-	37, // 68: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
-	40, // 69: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
-	44, // 70: routerd.v1.Operator.Plan:output_type -> routerd.v1.HostPlan
-	60, // [60:71] is the sub-list for method output_type
-	49, // [49:60] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	50, // 43: routerd.v1.HostLoad.cpu:type_name -> google.protobuf.Duration
+	51, // 44: routerd.v1.SessionRequest.changes:type_name -> routerd.v1.BGPChange
+	51, // 45: routerd.v1.PlanRequest.changes:type_name -> routerd.v1.BGPChange
+	47, // 46: routerd.v1.HostPlan.objects:type_name -> routerd.v1.PlannedObject
+	47, // 47: routerd.v1.HostPlan.rules:type_name -> routerd.v1.PlannedObject
+	48, // 48: routerd.v1.HostPlan.addresses:type_name -> routerd.v1.PlannedAddresses
+	47, // 49: routerd.v1.HostPlan.annotations:type_name -> routerd.v1.PlannedObject
+	0,  // 50: routerd.v1.Operator.Node:input_type -> routerd.v1.NodeRequest
+	9,  // 51: routerd.v1.Operator.Routes:input_type -> routerd.v1.RoutesRequest
+	13, // 52: routerd.v1.Operator.Paths:input_type -> routerd.v1.PathsRequest
+	16, // 53: routerd.v1.Operator.Tunnels:input_type -> routerd.v1.TunnelsRequest
+	19, // 54: routerd.v1.Operator.CNIConfig:input_type -> routerd.v1.CNIConfigRequest
+	21, // 55: routerd.v1.Operator.Overlaps:input_type -> routerd.v1.OverlapsRequest
+	24, // 56: routerd.v1.Operator.Policy:input_type -> routerd.v1.PolicyRequest
+	32, // 57: routerd.v1.Operator.PolicyExplain:input_type -> routerd.v1.PolicyExplainRequest
+	36, // 58: routerd.v1.Operator.Flows:input_type -> routerd.v1.FlowsRequest
+	39, // 59: routerd.v1.Operator.Hosts:input_type -> routerd.v1.HostsRequest
+	45, // 60: routerd.v1.Operator.Plan:input_type -> routerd.v1.PlanRequest
+	43, // 61: routerd.v1.Operator.Session:input_type -> routerd.v1.SessionRequest
+	1,  // 62: routerd.v1.Operator.Node:output_type -> routerd.v1.NodeResponse
+	10, // 63: routerd.v1.Operator.Routes:output_type -> routerd.v1.RoutesResponse
+	14, // 64: routerd.v1.Operator.Paths:output_type -> routerd.v1.PathsResponse
+	17, // 65: routerd.v1.Operator.Tunnels:output_type -> routerd.v1.TunnelsResponse
+	20, // 66: routerd.v1.Operator.CNIConfig:output_type -> routerd.v1.CNIConfigResponse
+	22, // 67: routerd.v1.Operator.Overlaps:output_type -> routerd.v1.OverlapsResponse
+	25, // 68: routerd.v1.Operator.Policy:output_type -> routerd.v1.PolicyResponse
+	33, // 69: routerd.v1.Operator.PolicyExplain:output_type -> routerd.v1.PolicyExplainResponse
+	37, // 70: routerd.v1.Operator.Flows:output_type -> routerd.v1.FlowsResponse
+	40, // 71: routerd.v1.Operator.Hosts:output_type -> routerd.v1.HostsResponse
+	46, // 72: routerd.v1.Operator.Plan:output_type -> routerd.v1.HostPlan
+	44, // 73: routerd.v1.Operator.Session:output_type -> routerd.v1.SessionResponse
+	62, // [62:74] is the sub-list for method output_type
+	50, // [50:62] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_control_api_v1_operator_proto_init() }
@@ -4332,7 +4448,7 @@ func file_control_api_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_api_v1_operator_proto_rawDesc), len(file_control_api_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	Operator_Flows_FullMethodName         = "/routerd.v1.Operator/Flows"
 	Operator_Hosts_FullMethodName         = "/routerd.v1.Operator/Hosts"
 	Operator_Plan_FullMethodName          = "/routerd.v1.Operator/Plan"
+	Operator_Session_FullMethodName       = "/routerd.v1.Operator/Session"
 )
 
 // OperatorClient is the client API for Operator service.
@@ -67,6 +68,9 @@ type OperatorClient interface {
 	// datastore, and computes that for itself. The change comes in parts and is judged as a
 	// whole; the answers come as the hosts give them, and one for each that gives none.
 	Plan(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[PlanRequest, HostPlan], error)
+	// Session says whether the connection by which an operator is on this host goes on after a
+	// change of resources, which comes in parts and is judged as a whole.
+	Session(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SessionRequest, SessionResponse], error)
 }
 
 type operatorClient struct {
@@ -190,6 +194,19 @@ func (c *operatorClient) Plan(ctx context.Context, opts ...grpc.CallOption) (grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Operator_PlanClient = grpc.BidiStreamingClient[PlanRequest, HostPlan]
 
+func (c *operatorClient) Session(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[SessionRequest, SessionResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Operator_ServiceDesc.Streams[1], Operator_Session_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SessionRequest, SessionResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Operator_SessionClient = grpc.ClientStreamingClient[SessionRequest, SessionResponse]
+
 // OperatorServer is the server API for Operator service.
 // All implementations must embed UnimplementedOperatorServer
 // for forward compatibility.
@@ -225,6 +242,9 @@ type OperatorServer interface {
 	// datastore, and computes that for itself. The change comes in parts and is judged as a
 	// whole; the answers come as the hosts give them, and one for each that gives none.
 	Plan(grpc.BidiStreamingServer[PlanRequest, HostPlan]) error
+	// Session says whether the connection by which an operator is on this host goes on after a
+	// change of resources, which comes in parts and is judged as a whole.
+	Session(grpc.ClientStreamingServer[SessionRequest, SessionResponse]) error
 	mustEmbedUnimplementedOperatorServer()
 }
 
@@ -267,6 +287,9 @@ func (UnimplementedOperatorServer) Hosts(context.Context, *HostsRequest) (*Hosts
 }
 func (UnimplementedOperatorServer) Plan(grpc.BidiStreamingServer[PlanRequest, HostPlan]) error {
 	return status.Error(codes.Unimplemented, "method Plan not implemented")
+}
+func (UnimplementedOperatorServer) Session(grpc.ClientStreamingServer[SessionRequest, SessionResponse]) error {
+	return status.Error(codes.Unimplemented, "method Session not implemented")
 }
 func (UnimplementedOperatorServer) mustEmbedUnimplementedOperatorServer() {}
 func (UnimplementedOperatorServer) testEmbeddedByValue()                  {}
@@ -476,6 +499,13 @@ func _Operator_Plan_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Operator_PlanServer = grpc.BidiStreamingServer[PlanRequest, HostPlan]
 
+func _Operator_Session_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(OperatorServer).Session(&grpc.GenericServerStream[SessionRequest, SessionResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Operator_SessionServer = grpc.ClientStreamingServer[SessionRequest, SessionResponse]
+
 // Operator_ServiceDesc is the grpc.ServiceDesc for Operator service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -529,6 +559,11 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 			StreamName:    "Plan",
 			Handler:       _Operator_Plan_Handler,
 			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Session",
+			Handler:       _Operator_Session_Handler,
 			ClientStreams: true,
 		},
 	},
