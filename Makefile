@@ -199,11 +199,14 @@ test-tcp-ao: deps-test build ## BGP's TCP-AO, which wants another kernel: downlo
 	$(GO) test -tags tcpao -count=1 -run '$(AOTESTS)' -exec '$(AORUN) --package bird2' ./control/bgp
 
 PACKAGES := $(CACHE)/packages
+# What it passed with, for make test. Taken at the start: what is changed meanwhile was not tested.
+PACKAGE_RECORD ?= .ci/package-passed
 
 # The newer version is built twice, which has to give the same bytes.
 .PHONY: test-package
 test-package: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Install, upgrade, stop and remove the packages under a real systemd, in the virtual machine
 	@.ci/deps test package
+	@.ci/package-stage inputs >$(CACHE)/package-inputs
 	@for dir in 0.0.1 0.0.2 again; do \
 		version=$${dir/again/0.0.2}; \
 		echo "packages: $(PACKAGES)/$$dir: version $$version"; \
@@ -211,8 +214,9 @@ test-package: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Install, upgrade, stop a
 	done
 	@diff $(PACKAGES)/0.0.2/SHA256SUMS $(PACKAGES)/again/SHA256SUMS || { echo 'test-package: two builds of one tree are not the same bytes' >&2; exit 1; }
 	@rm -r $(PACKAGES)/again
-	$(GO) build -o $(BIN)/ ./integration/vm/cmd/vmrun
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./integration/vm/cmd/vmrun
 	$(GO) test -count=1 -timeout 25m -v -exec '$(BIN)/vmrun --systemd --env ROUTERD_STAGE=vm --file $(PACKAGES):/opt/packages --timeout 25m' ./integration/packages
+	@cp $(CACHE)/package-inputs '$(PACKAGE_RECORD)'
 
 # The second time in another place and without a build cache, so that neither is in the packages. The tools are those of this
 # tree: a new copy's module files are younger than they are.
