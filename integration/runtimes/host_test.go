@@ -40,6 +40,15 @@ type host struct {
 // newHost brings a host up. Everything of it goes with the test.
 func newHost(t *testing.T, name string) *host {
 	t.Helper()
+	h := newBareHost(t, name)
+	h.pid = h.background(nil, filepath.Join(h.bin, "routerd"), "run", "--node-name", name)
+	h.awaitReady()
+	return h
+}
+
+// newBareHost is newHost without a daemon.
+func newBareHost(t *testing.T, name string) *host {
+	t.Helper()
 	bin, err := filepath.Abs(cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin"))
 	if err != nil {
 		t.Fatal(err)
@@ -70,14 +79,16 @@ func newHost(t *testing.T, name string) *host {
 		h.must(nil, append([]string{"ip", "-n", h.space}, strings.Fields(args)...)...)
 	}
 	h.must(nil, "cp", filepath.Join(bin, cni.PluginType), h.pluginDir())
-	pid := h.background(nil, filepath.Join(bin, "routerd"), "run", "--node-name", name)
 	h.configure("1.0.0", map[string]any{"type": cni.PluginType, "socket": h.cniSocket(), "ipam": map[string]any{"type": cni.PluginType}})
+	return h
+}
+
+func (h *host) awaitReady() {
+	h.t.Helper()
 	await.Until(h.t, "routerd is ready", func() error {
 		_, err := h.plugin("STATUS", "1.1.0", map[string]any{"type": cni.PluginType, "socket": h.cniSocket()})
 		return err
 	})
-	h.pid = pid
-	return h
 }
 
 func (h *host) pluginDir() string { return filepath.Join(h.dir, "opt/cni/bin") }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -99,13 +100,10 @@ func TestPodman(t *testing.T) {
 	h.nothingLeft()
 }
 
-func TestContainerd(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, "containerd")
-	h.build()
-	podman, env := h.podman()
-	archive, conf, socket := filepath.Join(h.dir, "image.tar"), filepath.Join(h.dir, "containerd.toml"), filepath.Join(h.dir, "c.sock")
-	h.must(env, append(podman, "save", "--quiet", "--format", "docker-archive", "--output", archive, "routerd-test:1")...)
+// containerd starts it and returns the command line of its client.
+func (h *host) containerd() (client []string) {
+	h.t.Helper()
+	conf, socket := filepath.Join(h.dir, "containerd.toml"), filepath.Join(h.dir, "c.sock")
 	err := os.WriteFile(conf, fmt.Appendf(nil, `version = 2
 root = %q
 state = %q
@@ -116,16 +114,28 @@ address = %q
 address = %q
 `, filepath.Join(h.dir, "ctd"), filepath.Join(h.dir, "ctdstate"), socket, filepath.Join(h.dir, "t.sock")), 0o600)
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	h.background(nil, "containerd", "--config", conf, "--log-level", "warn")
+	client = []string{"ctr", "--address", socket}
 	await.Until(h.t, "containerd answers", func() error {
-		_, err := h.run(nil, "ctr", "--address", socket, "version")
+		_, err := h.run(nil, append(client, "version")...)
 		return err
 	})
+	return slices.Clip(client)
+}
+
+func TestContainerd(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "containerd")
+	h.build()
+	podman, env := h.podman()
+	archive := filepath.Join(h.dir, "image.tar")
+	h.must(env, append(podman, "save", "--quiet", "--format", "docker-archive", "--output", archive, "routerd-test:1")...)
+	client := h.containerd()
 	ctr := func(args ...string) string {
 		t.Helper()
-		return h.must(nil, append([]string{"ctr", "--address", socket}, args...)...)
+		return h.must(nil, append(client, args...)...)
 	}
 	ctr("image", "import", "--snapshotter", "native", archive)
 	image := strings.TrimSpace(ctr("image", "ls", "-q"))
@@ -133,7 +143,7 @@ address = %q
 	gone := false
 	t.Cleanup(func() {
 		if !gone {
-			_, _ = h.run(nil, "ctr", "--address", socket, "task", "kill", "--signal", "9", "one")
+			_, _ = h.run(nil, append(client, "task", "kill", "--signal", "9", "one")...)
 		}
 	})
 	addr := inContainer(t, ctr("task", "exec", "--exec-id", "e1", "one", busybox, "ip", "addr", "show", "eth0"))
@@ -141,7 +151,7 @@ address = %q
 	ctr("task", "exec", "--exec-id", "e2", "one", busybox, "ping", "-c", "1", "-w", "10", "10.78.0.1")
 	ctr("task", "kill", "--signal", "9", "one")
 	await.Until(h.t, "the task can be removed", func() error {
-		_, err := h.run(nil, "ctr", "--address", socket, "task", "rm", "one")
+		_, err := h.run(nil, append(client, "task", "rm", "one")...)
 		return err
 	})
 	ctr("container", "rm", "one")
