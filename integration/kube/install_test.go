@@ -153,9 +153,12 @@ func TestOneNodesToken(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	await.Until(t, "the policy is in force", func() error {
+	await.Until(t, "the policies are in force", func() error {
 		if err := address("node2"); err == nil || !strings.Contains(err.Error(), "may not write") {
 			return fmt.Errorf("another Node is written: %v", err)
+		}
+		if err := pod("node2"); err == nil || !strings.Contains(err.Error(), "may not write") {
+			return fmt.Errorf("another's pod is written: %v", err)
 		}
 		return nil
 	})

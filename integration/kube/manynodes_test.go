@@ -130,8 +130,8 @@ func (w *writer) do(method, path, contentType, format string, args []any) {
 	if w.err != nil {
 		return
 	}
-	// A server that is busy may be late with what its policies of admission go by; kubelets
-	// and controllers try again too.
+	// A server that is busy may be late with the Lease by which it admits the status of a Node;
+	// kubelets try again too.
 	for range 5 {
 		_, w.err = server.Do(w.t.Context(), method, path, contentType, fmt.Appendf(nil, format, args...))
 		if w.err == nil || !strings.Contains(w.err.Error(), "failed to configure binding") {
