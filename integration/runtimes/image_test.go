@@ -90,7 +90,7 @@ func TestImage(t *testing.T) {
 			h.must(env, append(podman, "save", "--quiet", "--format", "docker-archive", "--output", archive, "routerd:test")...)
 			ctr := h.containerd()
 			h.must(nil, append(ctr, "image", "import", "--snapshotter", "native", archive)...)
-			args := append(ctr, "run", "--detach", "--snapshotter", "native", "--net-host", "--read-only", "--seccomp", "--env", "ROUTERD_DATAPLANE_SYSCTLDIR="+sysctls)
+			args := append(ctr, "run", "--detach", "--snapshotter", "native", "--net-host", "--read-only", "--seccomp", "--runc-root", h.runcDir(), "--env", "ROUTERD_DATAPLANE_SYSCTLDIR="+sysctls)
 			for _, c := range []string{ // of ctr's
 				"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP", "CAP_SETPCAP", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 			} {

@@ -125,6 +125,10 @@ address = %q
 	return slices.Clip(client)
 }
 
+// runcDir is where runc keeps its containers. Its own place is one for all containerds of
+// the machine, and a test that was killed leaves the names of its containers there.
+func (h *host) runcDir() string { return filepath.Join(h.dir, "runc") }
+
 func TestContainerd(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "containerd")
@@ -139,7 +143,7 @@ func TestContainerd(t *testing.T) {
 	}
 	ctr("image", "import", "--snapshotter", "native", archive)
 	image := strings.TrimSpace(ctr("image", "ls", "-q"))
-	ctr("run", "--detach", "--snapshotter", "native", "--cni", image, "one", busybox, "sleep", "1000")
+	ctr("run", "--detach", "--snapshotter", "native", "--cni", "--runc-root", h.runcDir(), image, "one", busybox, "sleep", "1000")
 	gone := false
 	t.Cleanup(func() {
 		if !gone {
