@@ -212,6 +212,21 @@ func (h *host) background(env []string, args ...string) (pid int) {
 	return cmd.Process.Pid
 }
 
+// viewed runs a program in the background that makes the host's view of the files, and returns
+// when it has: until then it is the program that mounts.
+func (h *host) viewed(args ...string) (pid int) {
+	h.t.Helper()
+	pid = h.background(nil, args...)
+	await.Until(h.t, "the host's view of its files", func() error {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		if comm := strings.TrimSpace(string(b)); err == nil && comm != args[0] {
+			err = fmt.Errorf("process %d is still %q", pid, comm)
+		}
+		return err
+	})
+	return pid
+}
+
 // reachable pings an address from the host.
 func (h *host) reachable(addr string) {
 	h.t.Helper()

@@ -120,7 +120,7 @@ func TestImage(t *testing.T) {
 					h.must(nil, "mkdir", "-p", dir)
 				}
 			}
-			h.pid = h.background(nil, "sleep", "infinity") // whose mounts the others share
+			h.pid = h.viewed("sleep", "infinity")
 			h.buildDaemon()
 			pid := run(h)
 			h.served()
