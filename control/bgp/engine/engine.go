@@ -302,6 +302,8 @@ func (e *Engine) SetPeers(peers []Peer) error {
 	for _, p := range peers {
 		want[p.Addr] = p
 	}
+	e.locked(func(c *core) { c.changing(true) })
+	defer e.locked(func(c *core) { c.changing(false) })
 	had := e.Configured()
 	var errs []error
 	for _, old := range had {

@@ -249,13 +249,14 @@ func (c *core) next() (at time.Time) {
 // restarting is the time after a restart of this side in which no peer is sent
 // End-of-RIB, which says that it has all that there is.
 type restarting struct {
-	on    bool
-	until time.Time
+	on       bool
+	until    time.Time
+	changing bool // the peers are being changed: those that there are may not be all
 }
 
 // checkRestarted ends it early, when every peer has announced all it has.
 func (c *core) checkRestarted() {
-	if !c.waiting.on || len(c.peers) == 0 {
+	if !c.waiting.on || c.waiting.changing || len(c.peers) == 0 {
 		return
 	}
 	for _, p := range c.peers {
@@ -264,6 +265,12 @@ func (c *core) checkRestarted() {
 		}
 	}
 	c.restarted()
+}
+
+// changing notes that the peers are being changed, or are those that were asked for.
+func (c *core) changing(on bool) {
+	c.waiting.changing = on
+	c.checkRestarted()
 }
 
 // announcedAll reports whether a peer has announced all it has.
