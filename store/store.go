@@ -204,6 +204,10 @@ type Store interface {
 	// A datastore that writes one object at a time keeps the order within a kind.
 	// Changes of two kinds may come in either order, and a batch's Revision is
 	// then the highest that was told of any of them.
+	//
+	// etcd has the kinds of routerd's own beside those of Calico's. Of these it keeps the
+	// order of each, and they come as soon as they are there: a batch's Revision is that of
+	// Calico's kinds, and may be behind that of an object of routerd's own.
 	Watch(ctx context.Context, kinds ...Kind) <-chan Batch
 
 	// Close releases the connection.
@@ -226,6 +230,9 @@ var (
 	ErrUnavailable = errors.New("datastore unavailable")
 	ErrDecode      = errors.New("cannot be decoded")
 	ErrInvalid     = errors.New("invalid")
+
+	// ErrDenied: with ErrUnavailable, that the user lacks the right to it.
+	ErrDenied = errors.New("permission denied")
 
 	// ErrOneByOne: with ErrInvalid, that a transaction has several objects that a datastore
 	// would have to write in one step which cannot do that. Nothing was written.

@@ -181,7 +181,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	d.cluster = cluster.New(cluster.Config{
-		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.inAPI,
+		Store: d.store, Node: name, Version: version, Log: log.With("component", "cluster"), Services: d.api != nil,
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled, d.api != nil, d.inAPI, c.UI.Listen != "")
@@ -251,7 +251,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			Answers:   func() bool { return d.presence.Epoch() != 0 },
 			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKey.Changed,
-			Services: d.inAPI,
+			Services: d.api != nil,
 			Inject: bgp.InjectOptions{
 				Allow: c.BGP.Inject.Prefixes(), MaxRoutes: c.BGP.Inject.MaxRoutes, File: filepath.Join(c.RunDir, "bgp.injected"),
 			},
@@ -570,7 +570,7 @@ func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers
 	}
 	if speaksBGP {
 		var services []store.Kind
-		if kubernetes { // etcd's watch of several kinds has no changes of routerd's own
+		if api {
 			services = bgp.ServiceKinds()
 		}
 		f.bgp = c.Follow(append(bgp.Kinds(), services...)...).Waive(services...)

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/url"
 	"os"
@@ -10,19 +12,23 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/kubesync"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/etcd"
+	"github.com/routerd/routerd/store/memory"
 )
 
 // TestEtcdRoles: with the least of etcd's rights, which configs/etcd/roles.sh gives, a
@@ -92,6 +98,7 @@ func TestEtcdRoles(t *testing.T) {
 		resources + "felixconfigurations/default", resources + "clusterinformations/default", resources + "tiers/x", resources + "hostendpoints/x",
 		resources + "nodes/node2", resources + "nodes/node11", "/calico/ipam/v2/config",
 		"/routerd/v1/secrets/reach", "/routerd/v1/presences/node2", "/routerd/v1/incarnations/node2", "/routerd/v1/unconfirmed/x", "/routerd/v1/changes/x", "/elsewhere",
+		"/routerd/v1/services/x/y", "/routerd/v1/endpointslices/x/y", "/routerd/v1/servicecidrs/x",
 	} {
 		if _, err := thief.Put(t.Context(), key, "{}"); err == nil || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("write %s: %v", key, err)
@@ -113,6 +120,9 @@ func TestEtcdRoles(t *testing.T) {
 	if _, err := thief.Put(t.Context(), "/calico/ipam/v2/handle/of-another", `{"block":{},"deleted":false}`); err != nil {
 		t.Errorf("write of addresses: %v", err)
 	}
+
+	run("", script, "--kubernetes", "node2")
+	bringsKubernetes(t, "unix://"+socket)
 
 	// A right that goes while the host runs.
 	if _, err := r.attach("stays"); err != nil {
@@ -181,6 +191,56 @@ func TestEtcdRoles(t *testing.T) {
 	if diff := cmp.Diff(string(was.Raw), string(is.Raw)); diff != "" {
 		t.Errorf("ClusterInformation (-before +put back):\n%s", diff)
 	}
+}
+
+// bringsKubernetes has node2 bring what Kubernetes says into etcd, and node1 follow it.
+func bringsKubernetes(t *testing.T, endpoint string) {
+	t.Helper()
+	as := func(user, password string) *etcd.Store {
+		t.Helper()
+		s, err := etcd.Open(t.Context(), etcd.Config{Endpoints: []string{endpoint}, Username: user, Password: password})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	api := memory.New()
+	defer api.Close()
+	policy := store.New(store.KindNetworkPolicy).(*v3.NetworkPolicy)
+	policy.Namespace, policy.Name = "default", "knp.default.web"
+	global := store.New(store.KindGlobalNetworkPolicy).(*v3.GlobalNetworkPolicy)
+	global.Name = "kcnp.web"
+	profile := store.New(store.KindProfile).(*v3.Profile)
+	profile.Name = "kns.default"
+	wants := map[store.Key]any{
+		{Kind: store.KindNetworkPolicy, Namespace: "default", Name: policy.Name}: policy, store.ResourceKey(store.KindGlobalNetworkPolicy, global.Name): global,
+		store.ResourceKey(store.KindProfile, profile.Name): profile, store.ServiceKey("default", "web"): &store.Service{}, store.ServiceCIDRKey("kubernetes"): &store.ServiceCIDR{},
+		store.EndpointSliceKey("default", "web-1"): &store.EndpointSlice{Service: "web"},
+	}
+	var kinds []store.Kind
+	for key, value := range wants {
+		if _, err := api.Txn(t.Context(), store.Op{Action: store.Put, Object: store.Object{Key: key, Value: value}}); err != nil {
+			t.Fatal(err)
+		}
+		kinds = append(kinds, key.Kind)
+	}
+	ctx, cancel := context.WithCancel(await.Context(t))
+	var running sync.WaitGroup
+	defer func() { cancel(); running.Wait() }()
+	running.Go(func() { kubesync.New(api, as("node2", "secret-two"), slog.New(slog.DiscardHandler)).Run(ctx) })
+	for b := range as("node1", "secret-one").Watch(ctx, kinds...) {
+		if b.Err != nil || len(b.Withheld) > 0 {
+			t.Errorf("what is brought from Kubernetes is not told: %v, %v", b.Err, b.Withheld)
+		}
+		for _, e := range b.Events {
+			delete(wants, e.Key)
+		}
+		if len(wants) == 0 {
+			return
+		}
+	}
+	t.Errorf("not brought from Kubernetes: %v", slices.Collect(maps.Keys(wants)))
 }
 
 // comesAndGoes attaches a workload and takes it away.

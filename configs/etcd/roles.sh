@@ -7,6 +7,8 @@
 #   roles.sh --first NODE         lets NODE make what a cluster has once: run it before
 #                                 the first host starts
 #   roles.sh --first-done NODE    takes that away, when the first host is ready
+#   roles.sh --kubernetes NODE... lets these bring what Kubernetes' API says into etcd: all that have
+#                                 kubernetes.enabled, for any of them may come to do it
 #
 # It changes etcd with etcdctl, whose environment says where and as whom
 # (ETCDCTL_ENDPOINTS, ETCDCTL_USER, ...), and may be run again. It does not switch
@@ -19,6 +21,8 @@ export ETCDCTL_COMMAND_TIMEOUT="${ETCDCTL_COMMAND_TIMEOUT:-1m}"
 
 resources=/calico/resources/v3/projectcalico.org
 ipam=/calico/ipam/v2
+# What is brought here of Kubernetes' Services: each kind is watched by itself.
+services="/routerd/v1/services/ /routerd/v1/endpointslices/ /routerd/v1/servicecidrs/"
 
 # grant ROLE read|readwrite KEY [--prefix]
 grant() {
@@ -39,7 +43,7 @@ common() {
 	for prefix in $ipam/assignment/ $ipam/host/ $ipam/handle/ $resources/workloadendpoints/ $resources/profiles/ /routerd/v1/elections/ /routerd/v1/questions/; do
 		grant routerd-node readwrite "$prefix" --prefix=true
 	done
-	for prefix in /routerd/v1/secrets/ /routerd/v1/incarnations/ /routerd/v1/presences/ /routerd/v1/unconfirmed/; do
+	for prefix in /routerd/v1/secrets/ /routerd/v1/incarnations/ /routerd/v1/presences/ /routerd/v1/unconfirmed/ $services; do
 		grant routerd-node read "$prefix" --prefix=true
 	done
 
@@ -47,6 +51,15 @@ common() {
 	for prefix in $resources/clusterinformations/ $resources/bgpconfigurations/ $resources/felixconfigurations/ $resources/tiers/ $resources/ippools/ \
 		/routerd/v1/secrets/; do
 		grant routerd-first readwrite "$prefix" --prefix=true
+	done
+}
+
+# kubernetes makes the role of hosts that bring what Kubernetes says into etcd. The keys of policies begin with
+# their namespaces, and those of Nodes with nothing that would tell which Kubernetes has.
+kubernetes() {
+	role routerd-kubernetes
+	for prefix in $resources/networkpolicies/ $resources/globalnetworkpolicies/kcnp. $resources/nodes/ $services; do
+		grant routerd-kubernetes readwrite "$prefix" --prefix=true
 	done
 }
 
@@ -73,6 +86,13 @@ case ${1-} in
 	;;
 --first-done)
 	etcdctl user revoke-role "$2" routerd-first >/dev/null
+	;;
+--kubernetes)
+	kubernetes
+	shift
+	for node; do
+		etcdctl user grant-role "$node" routerd-kubernetes >/dev/null
+	done
 	;;
 *)
 	common

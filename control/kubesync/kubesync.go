@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +23,9 @@ type API interface {
 	Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Batch
 	Get(ctx context.Context, key store.Key) (store.Object, error)
 }
+
+// rightsCheck is how often what this host might not write is tried again.
+const rightsCheck = 30 * time.Second
 
 // maxBatch is how many objects are written in one transaction.
 const maxBatch = 64
@@ -41,7 +45,11 @@ type Controller struct {
 	due map[store.Key]bool
 	// refused is what the datastore refuses, until one of the two changes.
 	refused map[store.Key]bool
-	backoff async.Backoff
+	// lacks are the kinds that this host may not write, and aside what is due of them, until
+	// it is tried again; logged are those of which that was said.
+	lacks, logged map[store.Kind]bool
+	aside         map[store.Key]bool
+	backoff       async.Backoff
 	// notBefore is when the next try may be after one that failed.
 	notBefore time.Time
 	told      bool // that all is in the datastore
@@ -62,6 +70,7 @@ func New(api API, s store.Store, log *slog.Logger) *Controller {
 		want: side{objects: make(map[store.Key]store.Object)}, have: side{objects: make(map[store.Key]store.Object)},
 		order: make(map[store.Kind]int), refs: make(map[string]map[store.Key]bool),
 		due: make(map[store.Key]bool), refused: make(map[store.Key]bool),
+		lacks: make(map[store.Kind]bool), logged: make(map[store.Kind]bool), aside: make(map[store.Key]bool),
 		backoff: async.Backoff{Min: 100 * time.Millisecond, Max: 10 * time.Second},
 	}
 	for i, k := range kinds() {
@@ -78,6 +87,8 @@ func (c *Controller) Run(ctx context.Context) {
 	api, datastore := c.api.Watch(ctx, kinds()...), c.store.Watch(ctx, kinds()...)
 	again := time.NewTimer(0)
 	defer again.Stop()
+	rights := time.NewTicker(rightsCheck)
+	defer rights.Stop()
 	for {
 		select {
 		case b, ok := <-api:
@@ -91,6 +102,8 @@ func (c *Controller) Run(ctx context.Context) {
 			}
 			c.datastoreSays(b)
 		case <-again.C:
+		case <-rights.C:
+			c.tryAside()
 		}
 		if !c.want.synced || !c.have.synced || len(c.due) == 0 || time.Now().Before(c.notBefore) {
 			continue
@@ -106,7 +119,7 @@ func (c *Controller) Run(ctx context.Context) {
 			continue
 		}
 		c.backoff.Reset()
-		if !c.told {
+		if !c.told && len(c.aside) == 0 {
 			c.told = true
 			c.log.Info("what Kubernetes says is in the datastore", "objects", len(c.want.objects))
 		}
@@ -116,9 +129,7 @@ func (c *Controller) Run(ctx context.Context) {
 // kubernetesSays takes account of a step of the API's watch.
 func (c *Controller) kubernetesSays(b store.Batch) {
 	c.want.synced = c.want.synced || b.Synced
-	if b.Withheld != nil || b.Synced {
-		c.withhold(b.Withheld)
-	}
+	c.withhold(&c.want, b)
 	for _, e := range b.Events {
 		switch {
 		case e.Err != nil: // what was known holds
@@ -139,18 +150,27 @@ func (c *Controller) kubernetesSays(b store.Batch) {
 	}
 }
 
-// withhold notes the kinds of which nothing is known.
-func (c *Controller) withhold(kinds map[store.Kind]store.Withheld) {
-	was := c.want.withheld
-	c.want.withheld = make(map[store.Kind]bool)
-	for k, w := range kinds {
+// withhold notes the kinds of which one of the two says nothing.
+func (c *Controller) withhold(s *side, b store.Batch) {
+	if b.Withheld == nil && !b.Synced {
+		return
+	}
+	was := s.withheld
+	s.withheld = make(map[store.Kind]bool)
+	for k, w := range b.Withheld {
 		if !w.Known {
-			c.want.withheld[k] = true
+			s.withheld[k] = true
 		}
 	}
-	for key := range c.have.objects {
-		if was[key.Kind] && !c.want.withheld[key.Kind] {
-			c.touch(key)
+	maps.DeleteFunc(was, func(k store.Kind, _ bool) bool { return s.withheld[k] })
+	if len(was) == 0 {
+		return
+	}
+	for _, known := range []map[store.Key]store.Object{c.want.objects, c.have.objects} {
+		for key := range known {
+			if was[key.Kind] {
+				c.touch(key)
+			}
 		}
 	}
 }
@@ -158,6 +178,7 @@ func (c *Controller) withhold(kinds map[store.Kind]store.Withheld) {
 // datastoreSays takes account of a step of the datastore's watch.
 func (c *Controller) datastoreSays(b store.Batch) {
 	c.have.synced = c.have.synced || b.Synced
+	c.withhold(&c.have, b)
 	for _, e := range b.Events {
 		o := e.Object
 		if o.Key = e.Key; e.Deleted() {
@@ -216,7 +237,7 @@ func (c *Controller) said(key store.Key) any { return c.want.objects[c.kubeKey(k
 
 // op returns the write that is due of an object; none: it is as it should be.
 func (c *Controller) op(key store.Key) (op store.Op, due bool, err error) {
-	if c.want.withheld[key.Kind] || c.refused[key] {
+	if c.want.withheld[key.Kind] || c.have.withheld[key.Kind] || c.refused[key] {
 		return op, false, nil
 	}
 	cur := c.current(key)
@@ -247,6 +268,10 @@ func (c *Controller) write(ctx context.Context) error {
 	})
 	var batch []store.Op
 	for _, key := range keys {
+		if c.lacks[key.Kind] {
+			c.setAside(key)
+			continue
+		}
 		op, due, err := c.op(key)
 		if err == nil && due && key.Kind == store.KindNode && op.Action == store.Remove {
 			due, err = c.gone(ctx, key)
@@ -293,6 +318,28 @@ func (c *Controller) refuse(key store.Key, err error) {
 	delete(c.due, key)
 }
 
+// setAside leaves an object alone that this host may not write, until that is tried again.
+func (c *Controller) setAside(key store.Key) {
+	c.aside[key] = true
+	delete(c.due, key)
+}
+
+// mayNot notes that this host may not write a kind: the others are written.
+func (c *Controller) mayNot(key store.Key, err error) {
+	if !c.logged[key.Kind] {
+		c.log.Error("this host may not write a kind of object that Kubernetes has; the others are written", "kind", key.Kind, "error", err)
+	}
+	c.lacks[key.Kind], c.logged[key.Kind] = true, true
+	c.setAside(key)
+}
+
+// tryAside has what was set aside tried again.
+func (c *Controller) tryAside() {
+	maps.Copy(c.due, c.aside)
+	clear(c.aside)
+	clear(c.lacks)
+}
+
 // commit writes a batch in one transaction, or, where not all of it can be written, each by
 // itself.
 func (c *Controller) commit(ctx context.Context, batch []store.Op) error {
@@ -304,12 +351,16 @@ func (c *Controller) commit(ctx context.Context, batch []store.Op) error {
 		c.wrote(batch, written)
 		return nil
 	}
-	if errors.Is(err, store.ErrUnavailable) {
+	if errors.Is(err, store.ErrUnavailable) && !errors.Is(err, store.ErrDenied) {
 		return err
 	}
 	var failed error
 	for _, op := range batch {
 		key := op.Object.Key
+		if c.lacks[key.Kind] {
+			c.setAside(key)
+			continue
+		}
 		written, err := c.store.Txn(ctx, op)
 		var conflict *store.ConflictError
 		switch {
@@ -318,6 +369,8 @@ func (c *Controller) commit(ctx context.Context, batch []store.Op) error {
 		case errors.As(err, &conflict):
 			c.note(conflict.Current[0])
 			failed = cmp.Or(failed, err) // it stays due
+		case errors.Is(err, store.ErrDenied):
+			c.mayNot(key, err)
 		case errors.Is(err, store.ErrUnavailable), ctx.Err() != nil:
 			return err
 		default:

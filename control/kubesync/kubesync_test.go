@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
@@ -307,5 +308,85 @@ func TestFaults(t *testing.T) {
 	s.has("a profile of which the API tells nothing", kept, anything)
 	if _, err := s.etcd.Get(t.Context(), keyOf(t, profile("kns.unknown", nil))); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("a profile of which the API tells nothing: %v", err)
+	}
+}
+
+// guarded is a datastore whose user lacks rights.
+type guarded struct {
+	*memory.Store
+	mu     sync.Mutex
+	denied map[store.Kind]bool
+	asked  int // for what was denied
+}
+
+func (g *guarded) deny(kinds ...store.Kind) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.denied = make(map[store.Kind]bool)
+	for _, k := range kinds {
+		g.denied[k] = true
+	}
+}
+
+func (g *guarded) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, op := range ops {
+		if g.denied[op.Object.Key.Kind] {
+			g.asked++
+			return nil, fmt.Errorf("%w: %w", store.ErrUnavailable, store.ErrDenied)
+		}
+	}
+	return g.Store.Txn(ctx, ops...)
+}
+
+// TestMissingRight: a kind that this host may not write in etcd keeps no other from being written, nor asks for each of
+// its objects; it is written when it may be.
+func TestMissingRight(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSides(t)
+		g := &guarded{Store: s.etcd}
+		g.deny(store.KindProfile)
+		for i := range 3 * maxBatch {
+			create(t, s.api, profile(fmt.Sprintf("kns.ns%d", i), nil))
+		}
+		create(t, s.api, netpol("knp.default.web", "all()"))
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { New(s.api, g, slog.New(slog.DiscardHandler)).Run(ctx) })
+		defer func() { cancel(); running.Wait() }()
+		s.has("a kind that it may write", netpol("knp.default.web", ""), anything)
+		create(t, s.api, netpol("knp.default.later", "all()"))
+		s.has("and what comes of it later", netpol("knp.default.later", ""), anything)
+		synctest.Wait()
+		g.mu.Lock()
+		if g.asked > 3 {
+			t.Errorf("it was asked %d times for what is denied", g.asked)
+		}
+		g.mu.Unlock()
+		g.deny()
+		s.has("it may write all", profile(fmt.Sprintf("kns.ns%d", 3*maxBatch-1), nil), anything)
+	})
+}
+
+// TestUnreadable: what this host may not read in etcd it does not write there, until it may.
+func TestUnreadable(t *testing.T) {
+	t.Parallel()
+	c := New(nil, nil, slog.New(slog.DiscardHandler))
+	ns := profile("kns.a", nil)
+	key := keyOf(t, ns)
+	c.kubernetesSays(store.Batch{Synced: true, Events: []store.Event{{Key: key, Object: store.Object{Key: key, Revision: 1, Value: ns}}}})
+	withheld := map[store.Kind]store.Withheld{store.KindProfile: {Err: errors.New("denied")}}
+	for _, step := range []struct {
+		withheld map[store.Kind]store.Withheld
+		due      bool
+	}{{withheld, false}, {nil, true}} {
+		c.datastoreSays(store.Batch{Synced: true, Withheld: step.withheld})
+		_, due, err := c.op(key)
+		if err != nil || due != step.due || step.due && !c.due[key] {
+			t.Errorf("withheld %v: due %v, %v", step.withheld, due, err)
+		}
+		delete(c.due, key)
 	}
 }

@@ -16,22 +16,29 @@ import (
 	"github.com/routerd/routerd/store/kube/convert"
 )
 
-// TestEtcd: hosts of Kubernetes whose datastore is etcd, with the rights that the manifests
-// for this give them. Pods have the labels and profiles that their objects say; a
-// NetworkPolicy is in force on all hosts within seconds, also when the host that brings it there
-// has died; a Node that Kubernetes has no more goes.
-func TestEtcd(t *testing.T) {
+// bringUpEtcd brings up hosts of Kubernetes whose datastore is etcd, with the rights that the
+// manifests for this give them.
+func bringUpEtcd(t *testing.T, suffix string, top lab.Topology) *cluster {
+	t.Helper()
 	open(t, convert.V3)
 	installFrom(t, "etcd")
-	pods := 0
-	top := lab.DefaultTopology(3)
-	top.Pods = &pods
-	c := bringUpWith(t, "e", top, nil, func(file string) map[string]any {
+	return bringUpWith(t, suffix, top, nil, func(file string) map[string]any {
 		return map[string]any{
 			"kubernetes": map[string]any{"enabled": true},
 			"datastore":  map[string]any{"kubernetes": map[string]any{"kubeconfig": file}},
 		}
 	})
+}
+
+// TestEtcd: hosts of Kubernetes whose datastore is etcd, with the rights that the manifests
+// for this give them. Pods have the labels and profiles that their objects say; a
+// NetworkPolicy is in force on all hosts within seconds, also when the host that brings it there
+// has died; a Node that Kubernetes has no more goes.
+func TestEtcd(t *testing.T) {
+	pods := 0
+	top := lab.DefaultTopology(3)
+	top.Pods = &pods
+	c := bringUpEtcd(t, "e", top)
 	s, err := c.Store(t.Context(), "node1")
 	if err != nil {
 		t.Fatal(err)

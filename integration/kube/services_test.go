@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -224,20 +225,44 @@ func (c *cluster) write(ctx context.Context) {
 	}
 }
 
-// TestServices: a top-of-rack switch learns addresses of Services from where their
-// endpoints are, is told when these are about to go and when they have gone, and hears of
-// no restart.
-func TestServices(t *testing.T) {
-	pods := 0
-	top := lab.DefaultTopology(2)
-	top.Pods, top.Spine.BGP = &pods, new(true)
-	c := bringUp(t, "s", top)
-	kubectlWith(t, `
+// serviceRanges is what the clusters of TestServices announce.
+const serviceRanges = `
 apiVersion: projectcalico.org/v3
 kind: BGPConfiguration
 metadata: {name: default, annotations: {routerd.io/announceServiceCIDRs: "true"}}
 spec: {serviceExternalIPs: [{cidr: 172.16.0.0/24}], serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
-`, "apply", "--server-side", "--force-conflicts", "-f", "-")
+`
+
+// TestServices: a top-of-rack switch learns addresses of Services from where their
+// endpoints are, is told when these are about to go and when they have gone, and hears of
+// no restart.
+func TestServices(t *testing.T) {
+	topology := func() lab.Topology {
+		top := lab.DefaultTopology(2)
+		top.Pods, top.Spine.BGP = new(int), new(true)
+		return top
+	}
+	t.Run("API", func(t *testing.T) {
+		c := bringUp(t, "s", topology())
+		kubectlWith(t, serviceRanges, "apply", "--server-side", "--force-conflicts", "-f", "-")
+		c.announcesServices()
+	})
+	t.Run("etcd", func(t *testing.T) {
+		c := bringUpEtcd(t, "se", topology())
+		file := filepath.Join(t.TempDir(), "ranges.yaml")
+		if err := os.WriteFile(file, []byte(serviceRanges), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Output(t.Context(), "node1", filepath.Join(abs(t, binDir(t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "apply", "-f", file); err != nil {
+			t.Fatal(err)
+		}
+		c.announcesServices()
+	})
+}
+
+func (c *cluster) announcesServices() {
+	t := c.t
+	t.Helper()
 	const services = "/api/v1/namespaces/default/services"
 	create(t, services, `{"apiVersion":"v1","kind":"Service","metadata":{"name":"web"},"spec":{"type":"LoadBalancer","clusterIP":"10.96.7.7","externalIPs":["172.16.0.7"],`+
 		`"externalTrafficPolicy":"Local","ports":[{"port":80,"nodePort":30080}]}}`)

@@ -42,8 +42,15 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	if late := cmp.Or(ctx.Err(), err); errors.Is(late, context.DeadlineExceeded) {
 		return &callError{store.ErrUnavailable, s.where + ": no answer in time" + s.hint(err), late}
 	}
-	return &callError{store.ErrUnavailable, s.place(err) + ": " + s.sentence(err), err}
+	cause := err
+	if denied(err) {
+		cause = errors.Join(store.ErrDenied, err)
+	}
+	return &callError{store.ErrUnavailable, s.place(err) + ": " + s.sentence(err), cause}
 }
+
+// denied reports whether an error of a call says that the user lacks the right to make it.
+func denied(err error) bool { return errors.Is(rpctypes.Error(err), rpctypes.ErrPermissionDenied) }
 
 // place says where it went wrong. Behind routerd's own socket the etcd that it
 // could not reach is the place, not the socket.
@@ -74,7 +81,7 @@ func (s *Store) sentence(err error) string {
 		return "authentication failed: check the user name and the password"
 	case errors.Is(err, rpctypes.ErrUserEmpty):
 		return "authentication is required: set a user name and a password"
-	case errors.Is(err, rpctypes.ErrPermissionDenied):
+	case denied(err):
 		return "permission denied: the user needs a role that reads and writes " + store.RootPath + " and /routerd/, or the less of configs/etcd/roles.sh"
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		return "the database is full: compact and defragment it, then disarm the NOSPACE alarm"

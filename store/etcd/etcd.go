@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -61,6 +62,7 @@ type Store struct {
 
 	pageTimeout  time.Duration
 	historyCheck time.Duration
+	rightsCheck  time.Duration
 	history      *history
 
 	ctx     context.Context // ends with Close; all watches hang on it
@@ -117,7 +119,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		return nil, fmt.Errorf("open etcd: %w: %w", store.ErrInvalid, err)
 	}
 	s := &Store{
-		client: client, pageTimeout: pageTimeout, historyCheck: historyCheck, history: newHistory(log),
+		client: client, pageTimeout: pageTimeout, historyCheck: historyCheck, rightsCheck: rightsCheck, history: newHistory(log),
 		conn:   client.ActiveConnection(),
 		log:    log,
 		where:  strings.Join(c.Endpoints, ","),
@@ -182,34 +184,41 @@ func (s *Store) List(ctx context.Context, kind store.Kind, namespace string) ([]
 	if prefix == "" {
 		return nil, 0, fmt.Errorf("list: %w: unknown kind %q", store.ErrInvalid, kind)
 	}
-	kvs, rev, in, err := s.readPrefixes(ctx, prefix)
+	st, err := s.readPrefixes(ctx, []string{prefix}, nil)
 	if err != nil {
 		return nil, 0, fmt.Errorf("list %s: %w", kind, s.explain(ctx, err))
 	}
 	var objs []store.Object
 	var bad backend.DecodeErrors
-	for _, kv := range kvs {
+	for _, kv := range st.kvs {
 		key, ok := store.ParsePath(string(kv.Key))
 		if !ok || key.Kind != kind {
 			continue
 		}
-		obj, err := backend.Object(key, in.revision(kv.ModRevision), kv.Value)
+		obj, err := backend.Object(key, st.in.revision(kv.ModRevision), kv.Value)
 		if err != nil {
 			bad = append(bad, err)
 			continue
 		}
 		objs = append(objs, obj)
 	}
-	return objs, in.revision(rev), bad.Err()
+	return objs, st.in.revision(st.rev), bad.Err()
+}
+
+// state is what there is below some prefixes.
+type state struct {
+	kvs    []*mvccpb.KeyValue
+	rev    int64 // etcd's, at which it was read
+	in     life
+	denied []string // the prefixes that were not read for want of a right
 }
 
 // readPrefixes reads all keys under some prefixes as they are at one revision of
-// etcd, page by page. The error is etcd's.
-func (s *Store) readPrefixes(ctx context.Context, prefixes ...string) (kvs []*mvccpb.KeyValue, rev int64, in life, err error) {
+// etcd, page by page, and of others those that this user may read. The error is etcd's.
+func (s *Store) readPrefixes(ctx context.Context, prefixes, others []string) (st state, err error) {
 	for {
-		in, err = s.again(ctx, func(life) (header *etcdserverpb.ResponseHeader, err error) {
-			kvs, header, err = s.tryReadPrefixes(ctx, prefixes)
-			rev = header.GetRevision()
+		in, err := s.again(ctx, func(life) (header *etcdserverpb.ResponseHeader, err error) {
+			st, header, err = s.tryReadPrefixes(ctx, prefixes, others)
 			return header, err
 		})
 		// A compaction between two pages makes the rest of that revision
@@ -217,10 +226,8 @@ func (s *Store) readPrefixes(ctx context.Context, prefixes ...string) (kvs []*mv
 		if errors.Is(rpctypes.Error(err), rpctypes.ErrCompacted) && ctx.Err() == nil {
 			continue
 		}
-		if err != nil {
-			return nil, 0, in, err
-		}
-		return kvs, rev, in, nil
+		st.in = in
+		return st, err
 	}
 }
 
@@ -232,25 +239,30 @@ func (s *Store) page(ctx context.Context, from, end string, rev int64) (*clientv
 }
 
 // tryReadPrefixes returns the first page's header too: its revision is that of all.
-func (s *Store) tryReadPrefixes(ctx context.Context, prefixes []string) (kvs []*mvccpb.KeyValue, header *etcdserverpb.ResponseHeader, err error) {
-	for _, prefix := range prefixes {
-		from, end := prefix, clientv3.GetPrefixRangeEnd(prefix)
+func (s *Store) tryReadPrefixes(ctx context.Context, prefixes, others []string) (st state, header *etcdserverpb.ResponseHeader, err error) {
+	for i, prefix := range slices.Concat(prefixes, others) {
+		from, end, before := prefix, clientv3.GetPrefixRangeEnd(prefix), len(st.kvs)
 		for {
 			resp, err := s.page(ctx, from, end, header.GetRevision())
+			if i >= len(prefixes) && denied(err) {
+				st.kvs, st.denied = st.kvs[:before], append(st.denied, prefix)
+				break
+			}
 			if err != nil {
-				return nil, nil, err
+				return st, nil, err
 			}
 			if header == nil {
 				header = resp.Header
 			}
-			kvs = append(kvs, resp.Kvs...)
+			st.kvs = append(st.kvs, resp.Kvs...)
 			if !resp.More || len(resp.Kvs) == 0 {
 				break
 			}
 			from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 		}
 	}
-	return kvs, header, nil
+	st.rev = header.GetRevision()
+	return st, header, nil
 }
 
 // Txn implements [store.Store]. It is one request, also when a condition does

@@ -88,7 +88,7 @@ func newTrial(t *testing.T, o clustertest.Options, byProxy bool) *trial {
 	for i := range 3 {
 		s := open(t, etcd.Config{Endpoints: endpoints, DialTimeout: time.Second})
 		x.logs = append(x.logs, nil)
-		ch := watch(t, s, store.KindIPAMHandle, store.KindIPAMConfig)
+		ch := watch(t, s, store.KindIPAMHandle, store.KindIPAMConfig, store.KindServiceCIDR)
 		var reader sync.WaitGroup
 		reader.Go(func() {
 			for b := range ch {
@@ -112,12 +112,16 @@ func newTrial(t *testing.T, o clustertest.Options, byProxy bool) *trial {
 
 // write makes random transactions until ctx ends. Each content is written once.
 func (x *trial) write(ctx context.Context, s store.Store, me int) {
-	const keys = 8
+	const keys, own = 10, 3 // of which some are of a kind of routerd's own
 	known := map[store.Key]store.Revision{}
 	for n := 0; ctx.Err() == nil; n++ {
 		var ops []store.Op
 		for _, k := range rand.Perm(keys)[:1+rand.N(3)] {
-			op := store.Op{Action: store.Put, Object: handle(fmt.Sprint("h", k), fmt.Sprintf("writer %d, %d, %d", me, n, k))}
+			name, content := fmt.Sprint("h", k), fmt.Sprintf("writer %d, %d, %d", me, n, k)
+			op := store.Op{Action: store.Put, Object: handle(name, content)}
+			if k < own {
+				op.Object = store.Object{Key: store.ServiceCIDRKey(name), Value: &store.ServiceCIDR{CIDRs: []string{content}}}
+			}
 			switch rev := known[op.Object.Key]; {
 			case rev != 0:
 				op.If = store.IfRevision(rev)
@@ -202,10 +206,11 @@ func (x *trial) finish() {
 	x.stop()
 	x.writers.Wait()
 	var end int64
+	endOwn := store.ServiceCIDRKey("end")
 	await.Until(x.t, "a last write", func() error {
 		ctx, cancel := context.WithTimeout(x.t.Context(), callTime)
 		defer cancel()
-		resp, err := x.admin.Put(ctx, store.IPAMConfigKey().Path(), `{"auto_allocate_blocks":true}`)
+		resp, err := x.admin.Txn(ctx).Then(clientv3.OpPut(store.IPAMConfigKey().Path(), `{"auto_allocate_blocks":true}`), clientv3.OpPut(endOwn.Path(), `{"cidrs":["end"]}`)).Commit()
 		if err == nil {
 			end = resp.Header.Revision
 		}
@@ -226,10 +231,15 @@ func (x *trial) finish() {
 			if len(log) == 0 || log[len(log)-1].Revision < store.Revision(end) {
 				return fmt.Errorf("watch %d has not come to %d", i, end)
 			}
+			own := false
 			for _, b := range log {
 				for _, e := range b.Events {
 					seen = max(seen, e.Object.Revision)
+					own = own || e.Key == endOwn && e.Object.Revision >= store.Revision(end)
 				}
+			}
+			if !own {
+				return fmt.Errorf("watch %d has not come to %d of routerd's own", i, end)
 			}
 		}
 		if at := store.Revision(x.truth.rev); at < seen {

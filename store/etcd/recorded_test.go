@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -28,9 +29,10 @@ type truth struct {
 	rev     int64
 }
 
-// record reads on until ctx ends.
+// record reads on until ctx ends. What is between Calico's keys and routerd's own is read too,
+// and not kept.
 func (tr *truth) record(ctx context.Context, c *clientv3.Client) error {
-	for resp := range c.Watch(ctx, store.RootPath, clientv3.WithPrefix(), clientv3.WithRev(1)) {
+	for resp := range c.Watch(ctx, store.RootPath, clientv3.WithRange(clientv3.GetPrefixRangeEnd(store.OwnRootPath)), clientv3.WithRev(1)) {
 		if err := resp.Err(); err != nil && ctx.Err() == nil {
 			return fmt.Errorf("read etcd's history: %w", err)
 		}
@@ -40,7 +42,9 @@ func (tr *truth) record(ctx context.Context, c *clientv3.Client) error {
 			if e.Type != clientv3.EventTypeDelete {
 				ch.raw = e.Kv.Value
 			}
-			tr.changes = append(tr.changes, ch)
+			if strings.HasPrefix(ch.path, store.RootPath) || ownPath(ch.path) {
+				tr.changes = append(tr.changes, ch)
+			}
 			tr.rev = max(tr.rev, e.Kv.ModRevision)
 		}
 		tr.mu.Unlock()
@@ -74,47 +78,92 @@ type written struct {
 	err  error
 }
 
+func ownPath(path string) bool { return strings.HasPrefix(path, store.OwnRootPath) }
+
+// compared is what was stored and what was told of some keys.
+type compared struct {
+	history      []change
+	stored, told map[string]change
+}
+
+func compare(history []change, own bool) *compared {
+	return &compared{
+		history: slices.DeleteFunc(slices.Clone(history), func(ch change) bool { return ownPath(ch.path) != own }),
+		stored:  map[string]change{}, told: map[string]change{},
+	}
+}
+
+func (c *compared) tell(e store.Event) {
+	path := e.Key.Path()
+	if e.Deleted() {
+		delete(c.told, path)
+	} else {
+		c.told[path] = change{e.Object.Revision, path, e.Object.Raw}
+	}
+}
+
+// differs compares what was told with what was stored at a revision, which is not before the one
+// of the call before.
+func (c *compared) differs(rev store.Revision) string {
+	for ; len(c.history) > 0 && c.history[0].rev <= rev; c.history = c.history[1:] {
+		if ch := c.history[0]; ch.raw == nil {
+			delete(c.stored, ch.path)
+		} else {
+			c.stored[ch.path] = ch
+		}
+	}
+	if maps.EqualFunc(c.stored, c.told, sameChange) {
+		return ""
+	}
+	diff := fmt.Sprintf("stored %s, told %s", show(c.stored, c.told), show(c.told, c.stored))
+	c.told = maps.Clone(c.stored) // one complaint for one fault
+	return diff
+}
+
 // checkWatch compares what a watch delivered with etcd's history, and returns what is
 // wrong with it: a change that was lost, invented, or told out of order. After each
-// batch the consumer knows exactly what was stored at that batch's revision.
+// batch the consumer knows exactly what was stored at that batch's revision; of a kind of
+// routerd's own, at the revision of the last that it was told of it.
 func checkWatch(history []change, batches []store.Batch) (wrong []string) {
 	complain := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	stored, told := map[string]change{}, map[string]change{}
-	var last store.Revision
-	next := 0
+	calicos, own := compare(history, false), compare(history, true)
+	var last, lastOwn store.Revision
 	for i, b := range batches {
 		if b.Revision < last {
 			complain("batch %d: the revision goes back from %d to %d", i, last, b.Revision)
 		}
 		var order store.Revision
+		toldOwn := lastOwn // before this batch
 		for _, e := range b.Events {
-			path := e.Key.Path()
-			if !b.Synced {
-				if e.Object.Revision < order {
-					complain("batch %d: %s at %d comes after a change at %d", i, path, e.Object.Revision, order)
+			path, rev := e.Key.Path(), e.Object.Revision
+			if ownPath(path) {
+				if !b.Synced && (rev <= toldOwn || rev < lastOwn) {
+					complain("batch %d: %s at %d comes after a change at %d", i, path, rev, lastOwn)
 				}
-				order = e.Object.Revision
+				lastOwn = max(lastOwn, rev)
+				own.tell(e)
+				continue
 			}
-			if e.Object.Revision <= last && !b.Synced {
-				complain("batch %d: %s at %d is told after revision %d was", i, path, e.Object.Revision, last)
+			if !b.Synced {
+				if rev < order {
+					complain("batch %d: %s at %d comes after a change at %d", i, path, rev, order)
+				}
+				order = rev
 			}
-			if e.Deleted() {
-				delete(told, path)
-			} else {
-				told[path] = change{e.Object.Revision, path, e.Object.Raw}
+			if rev <= last && !b.Synced {
+				complain("batch %d: %s at %d is told after revision %d was", i, path, rev, last)
 			}
+			calicos.tell(e)
 		}
 		last = max(last, b.Revision)
-		for ; next < len(history) && history[next].rev <= b.Revision; next++ {
-			if ch := history[next]; ch.raw == nil {
-				delete(stored, ch.path)
-			} else {
-				stored[ch.path] = ch
-			}
+		if b.Err != nil {
+			continue
 		}
-		if b.Err == nil && !maps.EqualFunc(stored, told, sameChange) {
-			complain("batch %d, revision %d: stored %s, told %s", i, b.Revision, show(stored, told), show(told, stored))
-			told = maps.Clone(stored) // one complaint for one fault
+		if diff := calicos.differs(b.Revision); diff != "" {
+			complain("batch %d, revision %d: %s", i, b.Revision, diff)
+		}
+		if diff := own.differs(lastOwn); diff != "" {
+			complain("batch %d, revision %d of routerd's own: %s", i, lastOwn, diff)
 		}
 	}
 	return wrong
@@ -194,7 +243,11 @@ func TestCheckWatch(t *testing.T) {
 		return store.Event{Key: key, Object: store.Object{Key: key, Revision: rev}}
 	}
 	path := key.Path()
-	history := []change{{2, path, []byte("a")}, {3, path, []byte("b")}, {5, path, nil}}
+	cidrs := store.ServiceCIDRKey("c")
+	cidr := func(rev store.Revision, raw string) store.Event {
+		return store.Event{Key: cidrs, Object: store.Object{Key: cidrs, Revision: rev, Value: &store.ServiceCIDR{}, Raw: []byte(raw)}}
+	}
+	history := []change{{2, path, []byte("a")}, {3, path, []byte("b")}, {4, cidrs.Path(), []byte("x")}, {5, path, nil}, {6, cidrs.Path(), []byte("y")}}
 	synced := func(rev store.Revision, events ...store.Event) store.Batch {
 		return store.Batch{Revision: rev, Events: events, Synced: true}
 	}
@@ -216,6 +269,10 @@ func TestCheckWatch(t *testing.T) {
 		{"out of order", []store.Batch{synced(1), then(3, put(3, "b"), put(2, "a"))}, true},
 		{"twice", []store.Batch{synced(2, put(2, "a")), then(3, put(3, "b")), then(3, put(3, "b"))}, true},
 		{"back", []store.Batch{synced(3, put(3, "b")), synced(2, put(2, "a"))}, true},
+		{"beside, ahead", []store.Batch{synced(2, put(2, "a")), then(2, cidr(4, "x")), then(3, put(3, "b")), then(5, gone(5), cidr(6, "y"))}, false},
+		{"beside, lost", []store.Batch{synced(2, put(2, "a")), then(2, cidr(6, "y"), cidr(7, "z"))}, true},
+		{"beside, invented", []store.Batch{synced(2, put(2, "a")), then(2, cidr(4, "y"))}, true},
+		{"beside, back", []store.Batch{synced(2, put(2, "a")), then(2, cidr(6, "y")), then(2, cidr(4, "x"))}, true},
 	} {
 		if got := checkWatch(history, tt.batches); (len(got) > 0) != tt.wrong {
 			t.Errorf("%s: %q", tt.name, got)

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,11 +26,12 @@ const (
 var (
 	errDisconnected = errors.New("the connection was lost")
 	errCompacted    = errors.New("the history was compacted")
+	errGranted      = errors.New("what might not be read may be now")
 )
 
-// Watch implements [store.Store]. All kinds share one watch of etcd, so that
-// the changes of one transaction arrive together. A kind of routerd's own is told
-// of only by a watch of that kind alone.
+// Watch implements [store.Store]. What Calico's programs know is below one prefix, which one
+// watch of etcd follows, so that the changes of one transaction arrive together. Each kind of
+// routerd's own has a prefix beside it and a watch of its own, on the same stream to etcd.
 func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Batch {
 	out := make(chan store.Batch)
 	s.mu.Lock()
@@ -40,26 +42,67 @@ func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Bat
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(s.ctx, cancel)
-	feed := backend.NewFeed(kinds)
+	r := newReader(s, kinds)
 	s.watches.Go(func() {
 		defer close(out)
 		defer stop()
-		var reader sync.WaitGroup
-		reader.Go(func() { s.read(ctx, feed, kinds) })
-		feed.Run(ctx, out)
+		var reading sync.WaitGroup
+		reading.Go(func() { r.read(ctx) })
+		r.feed.Run(ctx, out)
 		cancel()
-		reader.Wait()
+		reading.Wait()
 	})
 	return out
 }
 
+// reader follows some kinds for one watch.
+type reader struct {
+	*Store
+	feed *backend.Feed
+
+	prefixes []string     // of what one watch of etcd follows, whose progress is that of the whole
+	below    string       // that watch's own
+	beside   []store.Kind // those of routerd's own, each with a watch of etcd
+
+	known  map[store.Kind]bool // of beside: all was told once
+	denied []store.Kind        // of beside: this user may not read them
+}
+
+// newReader sorts the kinds by the watches that follow them. A host's role lets it read
+// what Calico's programs know as a whole, and of the rest single kinds (configs/etcd/roles.sh).
+func newReader(s *Store, kinds []store.Kind) *reader {
+	r := &reader{Store: s, feed: backend.NewFeed(kinds), below: store.RootPath, known: make(map[store.Kind]bool)}
+	for _, k := range kinds {
+		switch p := store.PathPrefix(k, ""); {
+		case p == "":
+		case !strings.HasPrefix(p, store.OwnRootPath):
+			if !slices.Contains(r.prefixes, p) {
+				r.prefixes = append(r.prefixes, p)
+			}
+		case !slices.Contains(r.beside, k):
+			r.beside = append(r.beside, k)
+		}
+	}
+	switch {
+	case len(r.prefixes) > 0:
+	case len(r.beside) > 0:
+		r.below = store.PathPrefix(r.beside[0], "")
+		r.prefixes, r.beside = []string{r.below}, r.beside[1:]
+	default:
+		// A watch of nothing still follows the revision; this is the least to
+		// ask for it.
+		r.prefixes = []string{store.PathPrefix(store.KindIPAMConfig, "")}
+	}
+	return r
+}
+
 // read feeds the state and its changes until ctx ends.
-func (s *Store) read(ctx context.Context, feed *backend.Feed, kinds []store.Kind) {
+func (r *reader) read(ctx context.Context) {
 	down := false
 	for failures := 0; ctx.Err() == nil; {
-		synced, err := s.follow(ctx, feed, kinds, func() {
+		synced, err := r.follow(ctx, func() {
 			if down {
-				s.log.Info("datastore is back", "endpoints", s.where)
+				r.log.Info("datastore is back", "endpoints", r.where)
 			}
 			down = false
 		})
@@ -68,108 +111,107 @@ func (s *Store) read(ctx context.Context, feed *backend.Feed, kinds []store.Kind
 		}
 		if synced {
 			failures = 0
-			s.log.Debug("datastore watch begins anew", "endpoints", s.where, "reason", err)
-			if errors.Is(err, errCompacted) || errors.Is(err, errDisconnected) || errors.Is(err, errRestored) {
+			r.log.Debug("datastore watch begins anew", "endpoints", r.where, "reason", err)
+			if errors.Is(err, errCompacted) || errors.Is(err, errDisconnected) || errors.Is(err, errRestored) || errors.Is(err, errGranted) {
 				continue // reading the state tells whether there is an outage
 			}
 		} else if !down {
 			down = true
-			s.log.Warn("datastore unavailable", "endpoints", s.where, "error", err)
-			feed.Outage(err)
+			r.log.Warn("datastore unavailable", "endpoints", r.where, "error", err)
+			r.feed.Outage(err)
 		}
-		s.rest(ctx, failures)
+		r.rest(ctx, failures)
 		failures++
 	}
 }
 
-// follow reads the state, feeds it, and then each change, until the watch
+// follow reads the state, feeds it, and then each change, until one of the watches
 // breaks. It says whether it got as far as feeding the state; it calls back
 // then, too.
-func (s *Store) follow(ctx context.Context, feed *backend.Feed, kinds []store.Kind, onSync func()) (synced bool, err error) {
-	rev, in, err := s.snapshot(ctx, feed, kinds)
+func (r *reader) follow(ctx context.Context, onSync func()) (synced bool, err error) {
+	rev, in, err := r.snapshot(ctx)
 	if err != nil {
 		return false, err
 	}
 	onSync()
 
 	ctx, lost := context.WithCancelCause(ctx)
-	var guard sync.WaitGroup
-	guard.Go(func() { s.guard(ctx, lost) })
-	guard.Go(func() { s.checkHistory(ctx, in, lost) })
-	defer guard.Wait()
+	var others sync.WaitGroup
+	defer others.Wait()
 	defer lost(nil)
-
-	changes := s.client.Watch(clientv3.WithRequireLeader(ctx), watched(kinds), clientv3.WithPrefix(),
-		clientv3.WithRev(rev+1), clientv3.WithProgressNotify())
-	for resp := range changes {
-		if resp.CompactRevision != 0 {
-			return true, errCompacted
-		}
-		if err := resp.Err(); err != nil {
-			return true, err
-		}
-		if resp.IsProgressNotify() {
-			s.history.saw(in, resp.Header.Revision)
-			feed.Progress(in.revision(resp.Header.Revision))
+	others.Go(func() { r.guard(ctx, lost) })
+	others.Go(func() { r.checkHistory(ctx, in, lost) })
+	for _, k := range r.beside {
+		if slices.Contains(r.denied, k) {
 			continue
 		}
-		if n := len(resp.Events); n > 0 {
-			last := resp.Events[n-1].Kv.ModRevision
-			s.history.saw(in, last)
-			feed.Change(in.revision(last), wanted(feed, in, resp.Events))
+		others.Go(func() {
+			lost(r.changes(ctx, store.PathPrefix(k, ""), rev, in, func(_ int64, events []*clientv3.Event) {
+				r.feed.Beside(wanted(r.feed, in, events))
+			}))
+		})
+	}
+	if len(r.denied) > 0 {
+		others.Go(func() { r.awaitRights(ctx, lost) })
+	}
+	return true, r.changes(ctx, r.below, rev, in, func(at int64, events []*clientv3.Event) {
+		if len(events) == 0 {
+			r.feed.Progress(in.revision(at))
+			return
 		}
-	}
-	if err := context.Cause(ctx); err != nil {
-		return true, err
-	}
-	return true, errDisconnected
+		r.feed.Change(in.revision(at), wanted(r.feed, in, events))
+	})
 }
 
-// watched returns the prefix under which the changes of the kinds are: all that Calico's programs know, but of one kind
-// of routerd's own only what that has, which is all that a host's role lets it read (configs/etcd/roles.sh).
-func watched(kinds []store.Kind) string {
-	if len(kinds) == 1 {
-		if own := store.PathPrefix(kinds[0], ""); strings.HasPrefix(own, store.OwnRootPath) {
-			return own
+// changes hands on what changes below a prefix after a revision, and up to which revision that
+// is, until the watch breaks. A notice of progress has no changes.
+func (s *Store) changes(ctx context.Context, prefix string, rev int64, in life, hand func(at int64, events []*clientv3.Event)) error {
+	for resp := range s.client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(rev+1), clientv3.WithProgressNotify()) {
+		if resp.CompactRevision != 0 {
+			return errCompacted
 		}
+		if err := resp.Err(); err != nil {
+			return cmp.Or(context.Cause(ctx), err)
+		}
+		at := resp.Header.Revision
+		if n := len(resp.Events); n > 0 {
+			at = resp.Events[n-1].Kv.ModRevision
+		} else if !resp.IsProgressNotify() {
+			continue
+		}
+		s.history.saw(in, at)
+		hand(at, resp.Events)
 	}
-	return store.RootPath
+	return cmp.Or(context.Cause(ctx), errDisconnected)
 }
 
 // snapshot reads the state of the kinds and feeds it. It returns etcd's revision of
 // it, and in which life of the datastore it is.
-func (s *Store) snapshot(ctx context.Context, feed *backend.Feed, kinds []store.Kind) (int64, life, error) {
-	var prefixes []string
-	for _, k := range kinds {
-		if p := store.PathPrefix(k, ""); p != "" && !slices.Contains(prefixes, p) {
-			prefixes = append(prefixes, p)
-		}
-	}
-	if len(prefixes) == 0 {
-		// A watch of nothing still follows the revision; this is the least to
-		// ask for it.
-		prefixes = []string{store.PathPrefix(store.KindIPAMConfig, "")}
+func (r *reader) snapshot(ctx context.Context) (int64, life, error) {
+	beside := make([]string, 0, len(r.beside))
+	for _, k := range r.beside {
+		beside = append(beside, store.PathPrefix(k, ""))
 	}
 	for {
-		kvs, rev, in, err := s.readPrefixes(ctx, prefixes...)
+		st, err := r.readPrefixes(ctx, r.prefixes, beside)
 		if err != nil {
-			return 0, in, fmt.Errorf("watch: %w", s.explain(ctx, err))
+			return 0, st.in, fmt.Errorf("watch: %w", r.explain(ctx, err))
 		}
-		items := make([]backend.Item, 0, len(kvs))
-		for _, kv := range kvs {
+		items := make([]backend.Item, 0, len(st.kvs))
+		for _, kv := range st.kvs {
 			key, ok := store.ParsePath(string(kv.Key))
-			if ok && feed.Wants(key.Kind) {
-				items = append(items, backend.Item{Key: key, Stored: backend.Stored{Revision: in.revision(kv.ModRevision), Raw: kv.Value}})
+			if ok && r.feed.Wants(key.Kind) {
+				items = append(items, backend.Item{Key: key, Stored: backend.Stored{Revision: st.in.revision(kv.ModRevision), Raw: kv.Value}})
 			}
 		}
 		// A restored datastore may have come as far as the old one was: its revisions
 		// do not show it then, what is stored at them does.
-		if why := feed.Contradiction(items); why != "" {
-			s.history.end(in, why)
+		if why := r.feed.Contradiction(items); why != "" {
+			r.history.end(st.in, why)
 			continue
 		}
-		feed.Reset(in.revision(rev), items)
-		return rev, in, nil
+		r.feed.ResetBut(st.in.revision(st.rev), items, r.withhold(st.denied))
+		return st.rev, st.in, nil
 	}
 }
 

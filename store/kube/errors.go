@@ -102,6 +102,11 @@ func (e *statusError) kind() error {
 	return store.ErrUnavailable
 }
 
+// Is has an answer match [store.ErrDenied] that says so.
+func (e *statusError) Is(target error) bool {
+	return target == store.ErrDenied && e.code == http.StatusForbidden
+}
+
 // tooLarge reports whether the server's etcd did not take a write for its size, which the
 // server calls an error of its own. Both are etcd's words: its server's, and its client's.
 func (e *statusError) tooLarge() bool {

@@ -42,6 +42,7 @@ func Run(t *testing.T, open func(t *testing.T) store.Store) {
 		"ValuesOfEndpoints":    testValuesOfEndpoints,
 		"WatchTransaction":     testWatchTransaction,
 		"WatchOwn":             testWatchOwn,
+		"WatchBeside":          testWatchBeside,
 		"WatchProgress":        testWatchProgress,
 		"Undecodable":          testUndecodable,
 		"ConflictingTransfers": testConflictingTransfers,

@@ -86,7 +86,21 @@ func (it Item) Event() store.Event {
 func (f *Feed) Reset(rev store.Revision, items []Item) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.replace(rev, items, func(store.Key) bool { return true })
+	f.reset(rev, items, func(store.Key) bool { return true })
+}
+
+// ResetBut is [Feed.Reset] for a state that could not be read of some kinds: the batch says
+// which, and what the consumer knows of them holds.
+func (f *Feed) ResetBut(rev store.Revision, items []Item, withheld map[store.Kind]store.Withheld) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.withheld = withheld
+	f.reset(rev, items, func(key store.Key) bool { _, ok := withheld[key.Kind]; return !ok })
+}
+
+// reset replaces what belongs to the state that was read. The lock is held.
+func (f *Feed) reset(rev store.Revision, items []Item, belongs func(store.Key) bool) {
+	f.replace(rev, items, belongs)
 	f.rev, f.synced = rev, true
 	f.err = nil // an outage that ended before it was delivered is no news
 	f.wake.Set()
@@ -195,6 +209,17 @@ func (f *Feed) Change(rev store.Revision, events []store.Event) {
 		f.add(e)
 	}
 	f.rev = max(f.rev, rev)
+	f.wake.Set()
+}
+
+// Beside reports changes, in order, of kinds that a watch of their own follows: how far that
+// of the others is they do not say.
+func (f *Feed) Beside(events []store.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range events {
+		f.add(e)
+	}
 	f.wake.Set()
 }
 

@@ -142,6 +142,44 @@ func TestFeedOutageTellsBareRevision(t *testing.T) {
 	})
 }
 
+// TestFeedBeside: what is followed beside the rest does not say how far that is.
+func TestFeedBeside(t *testing.T) {
+	t.Parallel()
+	f := NewFeed([]store.Kind{store.KindIPAMHandle, store.KindServiceCIDR})
+	f.Reset(5, nil)
+	f.take(false)
+	key := store.ServiceCIDRKey("a")
+	f.Beside([]store.Event{Event(key, 9, []byte(`{}`))})
+	if b, ok, _ := f.take(false); !ok || b.Revision != 5 || len(b.Events) != 1 || b.Events[0].Object.Revision != 9 {
+		t.Errorf("got %+v", b)
+	}
+	f.Change(7, []store.Event{handleEvent("h", 7)})
+	f.Beside([]store.Event{Deletion(key, 11), Deletion(store.ServiceCIDRKey("unknown"), 12)})
+	if b, _, _ := f.take(false); b.Revision != 7 || len(b.Events) != 2 || !b.Events[1].Deleted() {
+		t.Errorf("got %+v", b)
+	}
+}
+
+// TestFeedResetBut: of a kind that was not read nothing is deleted, until it was.
+func TestFeedResetBut(t *testing.T) {
+	t.Parallel()
+	f := NewFeed([]store.Kind{store.KindIPAMHandle, store.KindServiceCIDR})
+	cidr := Item{Key: store.ServiceCIDRKey("a"), Stored: Stored{Revision: 3, Raw: []byte(`{}`)}}
+	f.Reset(5, []Item{handleItem("h", 2), cidr})
+	f.take(false)
+	withheld := map[store.Kind]store.Withheld{store.KindServiceCIDR: {Err: errors.New("denied"), Known: true}}
+	f.ResetBut(6, nil, withheld)
+	b, _, _ := f.take(false)
+	if len(b.Events) != 1 || b.Events[0].Key != store.HandleKey("h") || !b.Events[0].Deleted() || !b.Synced || !b.Withheld[store.KindServiceCIDR].Known {
+		t.Errorf("got %+v", b)
+	}
+	f.ResetBut(7, nil, nil)
+	b, _, _ = f.take(false)
+	if len(b.Events) != 1 || b.Events[0].Key != cidr.Key || !b.Events[0].Deleted() || b.Withheld != nil {
+		t.Errorf("got %+v", b)
+	}
+}
+
 // TestFeedHoldsOnePerKey: what a consumer does not take costs by keys.
 func TestFeedHoldsOnePerKey(t *testing.T) {
 	t.Parallel()
