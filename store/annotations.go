@@ -21,6 +21,10 @@ const (
 	AnnotationIngressBandwidth = "kubernetes.io/ingress-bandwidth"
 	AnnotationEgressBandwidth  = "kubernetes.io/egress-bandwidth"
 
+	// AnnotationDSCP, of a host endpoint too, is the code point that packets get which
+	// leave the cluster.
+	AnnotationDSCP = AnnotationPrefixQoS + "dscp"
+
 	// AnnotationConfigHash is, on the object that stands for a static pod, the uid by
 	// which kubelet and the runtime know that.
 	AnnotationConfigHash = "kubernetes.io/config.hash"

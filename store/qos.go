@@ -31,7 +31,7 @@ type QoSControls struct {
 	EgressPacketBurst     uint64 `json:"egressPacketBurst,omitempty"`
 	EgressMaxConnections  uint64 `json:"egressMaxConnections,omitempty"`
 
-	DSCP *numorstring.DSCP `json:"dscp,omitempty"` // kept, not used
+	DSCP *numorstring.DSCP `json:"dscp,omitempty"` // of what it sends out of the cluster
 }
 
 // QoS returns an endpoint's limits.
@@ -63,6 +63,17 @@ var limits = map[string]limit{
 	"PacketBurst":    {"1", "10k", "packets", "PacketRate"},
 	"MaxConnections": {"1", fmt.Sprint(uint32(math.MaxUint32)), "connections", ""},
 }
+
+// ParseDSCP returns the code point of differentiated services that a text names.
+func ParseDSCP(text string) (numorstring.DSCP, error) {
+	d := numorstring.DSCPFromString(text)
+	if d.Validate() != nil {
+		return numorstring.DSCP{}, errors.New("want " + dscpWanted)
+	}
+	return d, nil
+}
+
+const dscpWanted = "a number from 0 to 63, or a name such as AF11"
 
 // QoSOf returns the limits that annotations of a pod ask for, as its endpoint has them,
 // nil: none. The error names the first annotation that makes no sense.
@@ -127,12 +138,8 @@ func limitKind(name string) (direction, kind string) {
 }
 
 func limitValue(name, text string) (any, error) {
-	if name == "dscp" {
-		d := numorstring.DSCPFromString(text)
-		if d.Validate() != nil {
-			return nil, errors.New("want a number from 0 to 63, or a name such as AF11")
-		}
-		return d, nil
+	if AnnotationPrefixQoS+name == AnnotationDSCP {
+		return ParseDSCP(text)
 	}
 	direction, kind := limitKind(name)
 	l, ok := limits[kind]

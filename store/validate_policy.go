@@ -36,6 +36,7 @@ func (c *checker) policyKind(v any) bool {
 		c.networkSet(o.Labels, o.Spec.Nets)
 	case *v3.HostEndpoint:
 		c.hostEndpoint(&o.Spec)
+		checkAnnotation(c, o.Annotations, AnnotationDSCP, ParseDSCP)
 	default:
 		return false
 	}

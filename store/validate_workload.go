@@ -82,8 +82,9 @@ func (c *checker) workloadEndpoint(w *WorkloadEndpoint) {
 	each("spec.profiles", s.Profiles, c.reference)
 	c.nets("spec.allowSpoofedSourcePrefixes", s.AllowSpoofedSourcePrefixes)
 	each("spec.ports", s.Ports, c.endpointPort)
-	_, err = s.QoS()
+	q, err := s.QoS()
 	c.reject(err != nil, "spec.qosControls", string(s.QoSControls), "must be numbers that are not negative, such as {\"ingressBandwidth\": 1000000}, bits per second")
+	c.reject(q.DSCP != nil && q.DSCP.Validate() != nil, "spec.qosControls.dscp", q.DSCP, "must be %s", dscpWanted)
 }
 
 func (c *checker) endpointAddresses(s *WorkloadEndpointSpec) {

@@ -261,6 +261,10 @@ func TestCallerGone(t *testing.T) {
 	}
 }
 
+// stalls is for how long a call waits for a datastore that does not answer. Calls that are
+// answered have as long, on a machine without a processor to spare too.
+const stalls = 2 * time.Second
+
 // With the datastore away ADD fails within its deadline, names the datastore,
 // and what it cannot undo is completed when the datastore is back.
 func TestAddWithoutDatastore(t *testing.T) {
@@ -277,7 +281,7 @@ func TestAddWithoutDatastore(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.cfg = func(c *Config) { c.StoreTimeout = 50 * time.Millisecond }
+			w.cfg = func(c *Config) { c.StoreTimeout = stalls }
 			a := w.start()
 			w.run(a)
 			req := w.request(1)
@@ -309,7 +313,7 @@ func TestDelWithoutDatastore(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.cfg = func(c *Config) { c.StoreTimeout = 50 * time.Millisecond }
+			w.cfg = func(c *Config) { c.StoreTimeout = stalls }
 			a := w.start()
 			req := w.request(1)
 			w.add(a, req)

@@ -139,9 +139,6 @@ func (p *pods) limited(was, now *store.WorkloadEndpoint) {
 		if _, err := store.QoSOf(w.Annotations); err != nil {
 			return "a pod's limits make no sense, and it has none; a pod that starts with them is refused: " + err.Error()
 		}
-		if _, ok := w.Annotations[store.AnnotationPrefixQoS+"dscp"]; ok {
-			return "annotation " + store.AnnotationPrefixQoS + "dscp of a pod is not carried out: routerd marks no packets"
-		}
 		return ""
 	}
 	text := says(now)

@@ -199,7 +199,7 @@ func TestPodWhileTheAPIIsAway(t *testing.T) {
 	}
 }
 
-// TestLimitsAreSaid: that a pod's limits make no sense, or are not carried out, is said
+// TestLimitsAreSaid: that a pod's limits make no sense is said
 // once for each change of that.
 func TestLimitsAreSaid(t *testing.T) {
 	t.Parallel()
@@ -213,8 +213,8 @@ func TestLimitsAreSaid(t *testing.T) {
 		{map[string]string{store.AnnotationIngressBandwidth: "1M"}, ""},
 		{map[string]string{store.AnnotationIngressBandwidth: "x"}, "make no sense"},
 		{map[string]string{store.AnnotationIngressBandwidth: "x", "cni.projectcalico.org/x": "y"}, ""},
-		{map[string]string{store.AnnotationPrefixQoS + "dscp": "AF11"}, "is not carried out"},
-		{map[string]string{store.AnnotationPrefixQoS + "dscp": "AF12"}, ""},
+		{map[string]string{store.AnnotationDSCP: "AF11"}, ""},
+		{map[string]string{store.AnnotationDSCP: "AF15"}, "make no sense"},
 		{map[string]string{store.AnnotationIngressBandwidth: "y"}, "make no sense"},
 	} {
 		out.Reset()

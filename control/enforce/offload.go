@@ -78,7 +78,7 @@ func (e *Enforcer) setOffload() error {
 
 // recalls says which offloaded flows a step concerns, for rules about every packet do not
 // see them: all, before it is in force, where it has a policy that comes before
-// connection tracking, or limits; and those that are to be judged by the sources of a workload from
+// connection tracking, limits or a code point; and those that are to be judged by the sources of a workload from
 // which it takes some. r is what was before the step.
 func recalls(r *filter.Ruleset, d *filter.Delta) (hold, forget bool) {
 	for i := range d.PutEndpoints {
@@ -124,7 +124,7 @@ func offloadKinds() []string {
 
 // offloadDevices lists the devices by which packets of workloads' flows come: workloads'
 // own, and those with an address or a route of this host's. Policies before connection
-// tracking and limits are about every packet, so where there is one, there are no devices.
+// tracking, limits and code points are about every packet, so where there is one, there are no devices.
 func offloadDevices(r *filter.Ruleset, u dataplane.Underlay) []filter.Device {
 	workloads := false
 	for _, e := range r.Endpoints {
@@ -159,7 +159,7 @@ func offloadDevices(r *filter.Ruleset, u dataplane.Underlay) []filter.Device {
 }
 
 // everyPacket reports whether an endpoint has policies that come before connection
-// tracking, or limits: these are about every packet.
+// tracking, limits or a code point: these are about every packet.
 func everyPacket(e *filter.Endpoint) bool {
-	return len(e.UntrackedIngress.Tiers)+len(e.UntrackedEgress.Tiers) > 0 || e.Limits != (filter.Limits{})
+	return len(e.UntrackedIngress.Tiers)+len(e.UntrackedEgress.Tiers) > 0 || e.Limits != (filter.Limits{}) || e.DSCP.Set
 }

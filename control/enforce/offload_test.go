@@ -127,11 +127,13 @@ func TestOffloadedDevices(t *testing.T) {
 		if _, _, again := f.state(); again != asked {
 			t.Error("the kernel was asked though nothing changed")
 		}
-		limited := pod("a", "10.0.0.1", nil)
-		limited.Spec.QoSControls = []byte(`{"egressBandwidth": 1000000}`)
-		w.store(limited)
-		if have, _, _ := f.state(); len(have) > 0 {
-			t.Errorf("devices beside a workload with limits: %v", have)
+		for _, controls := range []string{`{"egressBandwidth": 1000000}`, `{"dscp": "DF"}`} {
+			limited := pod("a", "10.0.0.1", nil)
+			limited.Spec.QoSControls = []byte(controls)
+			w.store(limited)
+			if have, _, _ := f.state(); len(have) > 0 {
+				t.Errorf("devices beside a workload with %s: %v", controls, have)
+			}
 		}
 		w.store(pod("a", "10.0.0.1", nil))
 		host := &v3.HostEndpoint{Spec: v3.HostEndpointSpec{Node: "node1", InterfaceName: "eth0"}}

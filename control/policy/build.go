@@ -19,6 +19,7 @@ func (c *Calculator) build(name string, id itemID) filter.Endpoint {
 		out.Ingress.Profiles = append(out.Ingress.Profiles, pid)
 		out.Egress.Profiles = append(out.Egress.Profiles, pid)
 	}
+	out.DSCP = e.dscp
 	s := c.settings.current(c)
 	if !e.host {
 		out.Limits = e.limits

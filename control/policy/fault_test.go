@@ -433,6 +433,29 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// TestDSCP: the code point of a workload or a host endpoint follows it.
+func TestDSCP(t *testing.T) {
+	t.Parallel()
+	s := newSim(t, policy.Config{})
+	for _, c := range []struct {
+		pod, host string
+		want      [2]filter.DSCP // of the pod, of the host
+	}{
+		{`{dscp: AF11}`, "46", [2]filter.DSCP{{Set: true, Value: 10}, {Set: true, Value: 46}}},
+		{`{dscp: 63}`, "DF", [2]filter.DSCP{{Set: true, Value: 63}, {Set: true}}},
+		{`{dscp: 64}`, "AF15", [2]filter.DSCP{}}, // which validation refuses
+		{`{egressBandwidth: 8000}`, "", [2]filter.DSCP{}},
+	} {
+		s.send(event(pod("n1", "prod", "web", "10.0.0.1", "fd00::1", "", "profiles: [kns.prod], qosControls: "+c.pod)))
+		h := hep("eth0", "", `{node: n1, interfaceName: eth0}`)
+		h.Value.(*v3.HostEndpoint).Annotations = map[string]string{store.AnnotationDSCP: c.host}
+		s.send(event(h))
+		if diff := cmp.Diff(c.want, [2]filter.DSCP{s.mirror.Endpoints["caliweb"].DSCP, s.mirror.Endpoints["eth0"].DSCP}); diff != "" {
+			t.Errorf("%s and %s (-want +got):\n%s", c.pod, c.host, diff)
+		}
+	}
+}
+
 func TestTierChanges(t *testing.T) {
 	t.Parallel()
 	s := newSim(t, policy.Config{}, append(base(), tier("a", `{order: 1}`), gnp("p", `{tier: a, selector: "app == 'web'", ingress: [{action: Allow, protocol: UDP}]}`),

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	"github.com/projectcalico/api/pkg/lib/numorstring"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/routerd/routerd/control/cluster"
@@ -58,6 +59,7 @@ type local struct {
 	spoof    []netip.Prefix
 	nat      []filter.Translation
 	limits   filter.Limits
+	dscp     filter.DSCP
 }
 
 func (l *locals) init() {
@@ -205,7 +207,7 @@ func localOf(node string, key store.Key, v any) *local {
 			}
 		}
 		if q, err := o.Spec.QoS(); err == nil { // validation refuses others
-			e.limits = limitsOf(&q)
+			e.limits, e.dscp = limitsOf(&q), dscpOf(q.DSCP)
 		}
 		return e
 	case *v3.HostEndpoint:
@@ -215,6 +217,11 @@ func localOf(node string, key store.Key, v any) *local {
 		e := &local{
 			key: key, host: true, iface: o.Spec.InterfaceName, created: o.CreationTimestamp,
 			own: o.Labels, profiles: o.Spec.Profiles,
+		}
+		if text, ok := o.Annotations[store.AnnotationDSCP]; ok {
+			if d, err := store.ParseDSCP(text); err == nil { // validation refuses others
+				e.dscp = dscpOf(&d)
+			}
 		}
 		for _, s := range o.Spec.ExpectedIPs {
 			if a, ok := parseAddr(s); ok {
@@ -248,6 +255,13 @@ func limitsOf(q *store.QoSControls) filter.Limits {
 		Ingress: limit(q.IngressBandwidth, q.IngressBurst, q.IngressPeakrate, q.IngressMinburst, q.IngressPacketRate, q.IngressPacketBurst, q.IngressMaxConnections),
 		Egress:  limit(q.EgressBandwidth, q.EgressBurst, q.EgressPeakrate, q.EgressMinburst, q.EgressPacketRate, q.EgressPacketBurst, q.EgressMaxConnections),
 	}
+}
+
+func dscpOf(d *numorstring.DSCP) filter.DSCP {
+	if d == nil || d.Validate() != nil {
+		return filter.DSCP{}
+	}
+	return filter.DSCP{Set: true, Value: d.ToUint8()}
 }
 
 // settle brings changed labels into the index.

@@ -280,11 +280,22 @@ type Endpoint struct {
 	UntrackedIngress, UntrackedEgress Path
 	PreDNATIngress                    Path
 
+	// DSCP is of what a workload, or the host by a host endpoint's interface, sends to destinations
+	// outside the cluster.
+	DSCP DSCP
+
 	// Of a workload only.
 	Sources []netip.Prefix // addresses that it may send from: its own, then those it may pretend
 	Own     int            // how many of Sources are its own
 	NAT     []Translation  // floating addresses
 	Limits  Limits
+}
+
+// DSCP is a code point of differentiated services (RFC 2474 section 3). The zero value leaves
+// what the sender wrote.
+type DSCP struct {
+	Set   bool
+	Value uint8 // up to 63
 }
 
 // Limits bound what a workload receives and sends, beside what policy allows.

@@ -37,6 +37,8 @@ const (
 	snatOut     = "snat-out"
 	limitIn     = "limit-in"
 	limitOut    = "limit-out"
+	dscpForward = "dscp-forward"
+	dscpOutput  = "dscp-output"
 )
 
 // The priorities (linux/netfilter_ipv4.h): raw and mangle where they always
@@ -74,6 +76,8 @@ func (w *desired) bases() []baseSource {
 		baseSource{dnatOut, hook{"nat", unix.NF_INET_LOCAL_OUT, prioDNAT}})
 	add(w.tally.limited > 0, baseSource{limitIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioLimit}},
 		baseSource{limitOut, hook{"filter", unix.NF_INET_POST_ROUTING, prioLimit}})
+	add(w.tally.dscp > 0, baseSource{dscpForward, hook{"filter", unix.NF_INET_FORWARD, prioMangle}},
+		baseSource{dscpOutput, hook{"filter", unix.NF_INET_LOCAL_OUT, prioTo}})
 	add(w.tally.floating > 0 || w.translates(), baseSource{snatOut, hook{"nat", unix.NF_INET_POST_ROUTING, prioSNAT}})
 	return list
 }
@@ -92,7 +96,7 @@ func (w *desired) putBases() {
 			w.acquire(s)
 		}
 	}
-	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut, snatOut, limitIn, limitOut} {
+	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut, snatOut, limitIn, limitOut, dscpForward, dscpOutput} {
 		if n := w.nodes[id]; n != nil && !wanted[id] {
 			w.release(n.source)
 		}
@@ -150,6 +154,10 @@ func (s baseSource) rules(c *chainWriter) {
 		c.snatOut()
 	case limitIn:
 		c.workloadVmap(unix.NFT_META_IIFNAME, limitFromMap)
+	case dscpForward:
+		c.workloadVmap(unix.NFT_META_IIFNAME, dscpFromMap)
+	case dscpOutput:
+		c.dscpOut()
 	case limitOut:
 		c.workloadVmap(unix.NFT_META_OIFNAME, limitToMap)
 	}

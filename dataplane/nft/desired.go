@@ -70,7 +70,7 @@ type elemID struct{ set, key string }
 type claim struct{ owner, data string }
 
 // tally counts endpoints by what they need of the base chains.
-type tally struct{ hosts, untracked, preDNAT, nets, floating, odd, limited int }
+type tally struct{ hosts, untracked, preDNAT, nets, floating, odd, limited, dscp int }
 
 func (t *tally) add(o tally, sign int) {
 	t.hosts += sign * o.hosts
@@ -80,11 +80,12 @@ func (t *tally) add(o tally, sign int) {
 	t.floating += sign * o.floating
 	t.odd += sign * o.odd
 	t.limited += sign * o.limited
+	t.dscp += sign * o.dscp
 }
 
 // needs is what the base chains are made from.
-func (t tally) needs() [7]bool {
-	return [7]bool{t.hosts > 0, t.untracked > 0, t.preDNAT > 0, t.nets > 0, t.floating > 0, t.odd > 0, t.limited > 0}
+func (t tally) needs() [8]bool {
+	return [8]bool{t.hosts > 0, t.untracked > 0, t.preDNAT > 0, t.nets > 0, t.floating > 0, t.odd > 0, t.limited > 0, t.dscp > 0}
 }
 
 // placed is an endpoint and what it has in the table.

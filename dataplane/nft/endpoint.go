@@ -29,6 +29,8 @@ const (
 	preDNATMap      = "host-pre-dnat"
 	limitFromMap    = "limit-from" // workloads with limits, by what they send
 	limitToMap      = "limit-to"   // and by what they receive
+	dscpFromMap     = "dscp-from"  // workloads whose packets get a code point
+	dscpToMap       = "dscp-to"    // host endpoints, by whether what the host sends gets one
 )
 
 func sourcesSet(f dataplane.Family) string  { return nameOf("workload-addresses", f) }
@@ -50,7 +52,7 @@ func fixedSets() map[string]*set {
 	}
 	for _, name := range []string{
 		fromMap, toMap, netsMap, errorsMap, hostInMap, hostOutMap, forwardInMap, forwardOutMap, untrackedInMap, untrackedOutMap, preDNATMap,
-		limitFromMap, limitToMap,
+		limitFromMap, limitToMap, dscpFromMap, dscpToMap,
 	} {
 		all[name] = &set{spec: mapSpec(typeIfname, unix.IFNAMSIZ)}
 	}
@@ -106,6 +108,7 @@ func (p *placed) path(set string, s pathSource) {
 
 func (w *desired) placeHost(p *placed) {
 	p.needs.hosts = 1
+	w.placeDSCP(p)
 	for _, hp := range hostPaths(&p.Endpoint) {
 		p.path(hp.set, hp.pathSource)
 		if hp.idle() {
@@ -165,6 +168,7 @@ func (w *desired) placeWorkload(p *placed) {
 		p.needs.nets = 1
 	}
 	w.placeLimits(p)
+	w.placeDSCP(p)
 	for _, t := range p.NAT {
 		f := dataplane.FamilyOf(t.Internal)
 		if f != dataplane.FamilyOf(t.External) {

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -34,8 +35,10 @@ type lab struct {
 	out4, out6  int
 	tracker     *nl.Conn // to the host's connection tracking
 	next        uint32
+	class       byte                      // code point and ECN of what is sent
 	resent      bool                      // some packets were sent more than once
 	sources     map[uint32]netip.AddrPort // with which packets came, by their numbers
+	headers     map[uint32][]byte         // and their headers of IP
 	seen        map[arrival]bool
 }
 
@@ -72,7 +75,7 @@ func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{
 		host: netnstest.New(t), wires: netnstest.New(t), in: make(map[string]int), names: make(map[int]string),
-		mac: make(map[string]net.HardwareAddr), seen: make(map[arrival]bool), sources: make(map[uint32]netip.AddrPort),
+		mac: make(map[string]net.HardwareAddr), seen: make(map[arrival]bool), sources: make(map[uint32]netip.AddrPort), headers: make(map[uint32][]byte),
 	}
 	var cmds []string
 	for _, name := range interfaces {
@@ -200,6 +203,7 @@ func (l *lab) send(t testing.TB, f filter.Flow) uint32 {
 	t.Helper()
 	l.next++
 	b := frame(f.Packet, l.next)
+	l.classify(b)
 	var err error
 	switch {
 	case f.In != "":
@@ -220,6 +224,16 @@ func (l *lab) send(t testing.TB, f filter.Flow) uint32 {
 		t.Fatalf("send %+v: %v", f, err)
 	}
 	return l.next
+}
+
+// classify writes the code point and ECN.
+func (l *lab) classify(b []byte) {
+	if b[0]>>4 == 6 {
+		b[0], b[1] = b[0]|l.class>>4, l.class<<4
+		return
+	}
+	b[1], b[10], b[11] = l.class, 0, 0
+	binary.BigEndian.PutUint16(b[10:], ^sum(0, b[:20]))
 }
 
 // collect reads what arrived until all of want did, which on an idle machine
@@ -263,6 +277,7 @@ func (l *lab) drain(t testing.TB) {
 			if id, ok := parseProbe(buf[14:n]); ok {
 				l.seen[arrival{id, l.names[ll.Ifindex]}] = true
 				l.sources[id] = sourceOf(buf[14:n])
+				l.headers[id] = bytes.Clone(buf[14:34])
 			}
 		}
 	}

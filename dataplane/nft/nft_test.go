@@ -92,6 +92,7 @@ func small() filter.Delta {
 		}
 	}
 	limited := workload("cali2", "10.1.0.2/32")
+	limited.DSCP = filter.DSCP{Set: true, Value: 46}
 	limited.Limits = filter.Limits{
 		Ingress: filter.Limit{Bandwidth: 125_000, Burst: 1 << 20, Peak: 250_000, PeakBurst: 1500, Connections: 100},
 		Egress:  filter.Limit{Packets: 1000, PacketBurst: 5, Bandwidth: 100e9}, // which no kernel counts
