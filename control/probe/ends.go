@@ -41,7 +41,15 @@ type ends struct {
 
 	sender authenticator
 	buf    []byte // of what was sent last
+
+	refusals int       // probes that the kernel has not sent since that was logged last
+	refused  time.Time // when that was
 }
+
+// refusalsEvery is how often it is logged that the kernel does not send probes. Where a
+// thousand hosts of one link are silent its table of neighbours is full (arp(7), gc_thresh3), and
+// it refuses one for each of them.
+const refusalsEvery = time.Minute
 
 // event is a message that arrived.
 type event struct {
@@ -174,7 +182,11 @@ func (s *ends) send(o packet, key []byte) {
 	}
 	s.buf = s.sender.appendMessage(s.buf[:0], o.msg, key, 0)
 	if err := from.send(o.to, s.buf, o.size); err != nil {
-		s.log.Debug("send a probe", "peer", o.msg.to, "error", err)
+		s.refusals++
+		if now := time.Now(); now.Sub(s.refused) >= refusalsEvery {
+			s.log.Debug("probes were not sent", "probes", s.refusals, "last_peer", o.msg.to, "error", err)
+			s.refusals, s.refused = 0, now
+		}
 	}
 }
 
