@@ -35,7 +35,7 @@ type core struct {
 	peers   map[netip.Addr]*peer
 	numbers []*peer // by rib.Peer; nil: the local one, or none
 	local   rib.Peer
-	own     map[netip.Prefix]Origin
+	own     map[wire.Prefix]attrs.Handle // what it originates; the path of each holds its attributes
 	policy  Policy
 	groups  []*updates // in the order in which they were made
 	tasks   []task
@@ -97,7 +97,7 @@ const (
 func newCore(o Options, now time.Time) *core {
 	c := &core{
 		options: o, id: idOf(o.RouterID), start: now, now: now, sets: attrs.NewTable(), peers: map[netip.Addr]*peer{},
-		own: map[netip.Prefix]Origin{}, policy: o.Policy, stride: step, poke: func() {},
+		own: map[wire.Prefix]attrs.Handle{}, policy: o.Policy, stride: step, poke: func() {},
 	}
 	if c.policy == nil {
 		c.policy = openPolicy{}
@@ -247,29 +247,42 @@ func (c *core) work() (more bool) {
 // announce makes the own paths those of a list: new ones first, so that an aggregate or
 // a part of it is there throughout.
 func (c *core) announce(list []Origin) {
-	want := make(map[netip.Prefix]bool, len(list))
-	for _, o := range list {
-		o.Prefix = o.Prefix.Masked()
-		want[o.Prefix] = true
-		if old, ok := c.own[o.Prefix]; ok && old.equal(&o) {
+	want := make(map[wire.Prefix]bool, len(list))
+	var set attrs.Handle // of the origin before, which most share
+	for i := range list {
+		if i == 0 || !list[i].equal(&list[i-1]) {
+			c.release(set)
+			set = c.originate(&list[i])
+		}
+		p := wire.FromNetip(list[i].Prefix)
+		want[p] = true
+		if old, ok := c.own[p]; ok && old == set {
 			continue
 		}
-		c.own[o.Prefix] = o
-		h := c.originate(&o)
-		c.rib.Announce(c.local, wire.FromNetip(o.Prefix), h, true)
-		c.sets.Release(h)
+		c.own[p] = set
+		c.rib.Announce(c.local, p, set, true)
 	}
+	c.release(set)
 	for p := range c.own {
 		if !want[p] {
-			c.rib.Withdraw(c.local, wire.FromNetip(p))
+			c.rib.Withdraw(c.local, p)
 			delete(c.own, p)
 		}
 	}
 	c.settle()
 }
 
+// release releases a set; zero: there is none.
+func (c *core) release(h attrs.Handle) {
+	if h != 0 {
+		c.sets.Release(h)
+	}
+}
+
+// equal reports whether two have the same attributes.
 func (o *Origin) equal(q *Origin) bool {
-	return o.NextHop == q.NextHop && o.LocalPref == q.LocalPref && slices.Equal(o.Communities, q.Communities) && slices.Equal(o.Large, q.Large)
+	return o.Prefix.Addr().Is6() == q.Prefix.Addr().Is6() &&
+		o.NextHop == q.NextHop && o.LocalPref == q.LocalPref && slices.Equal(o.Communities, q.Communities) && slices.Equal(o.Large, q.Large)
 }
 
 // originate returns the attributes of an own path.

@@ -102,6 +102,28 @@ func feed(t *testing.T, c *core, from *peer, messages []byte, after func()) {
 	}
 }
 
+// TestOriginsMemory: what this side originates, such as the addresses of ten thousand Services, takes little
+// beside the table.
+func TestOriginsMemory(t *testing.T) { // not parallel: it measures the heap
+	const n, most = 10_000, 200
+	c, _, _ := hand(0)
+	before := heapNow()
+	list := make([]Origin, n)
+	for i := range list {
+		list[i] = Origin{Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16, byte(i >> 8), byte(i)}), 32), LocalPref: 100, Communities: []uint32{65535 << 16}}
+	}
+	c.announce(list)
+	for c.work() {
+	}
+	discard(c)
+	per := float64(heapNow()-before) / n
+	t.Logf("%.0f bytes a prefix that is originated", per)
+	if per > most {
+		t.Errorf("%.0f bytes a prefix that is originated, want at most %d", per, most)
+	}
+	runtime.KeepAlive(c)
+}
+
 // TestMemory: what a prefix costs in the whole engine, of one peer, and reflected.
 func TestMemory(t *testing.T) { // not parallel: it measures the heap
 	const n = 200_000
