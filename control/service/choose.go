@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"unique"
 
 	"github.com/routerd/routerd/store"
 )
@@ -152,11 +153,11 @@ type Reach struct {
 
 // Reach says how a node announces an address of a Service.
 func (t *Table) Reach(node string, of store.Key, a netip.Addr) Reach {
-	e := t.services[of]
-	if e == nil {
+	e := t.services[nameOf(of)]
+	if e == nil || !e.there {
 		return Reach{Why: "the Service has not come here yet"}
 	}
-	for _, d := range t.decide(of, e.service, node) {
+	for _, d := range t.decide(e, unique.Make(node)) {
 		if d.addr == a {
 			return Reach{Prefix: netip.PrefixFrom(a, a.BitLen()), Leaving: d.state == Leaving}
 		}

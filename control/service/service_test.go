@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
 
@@ -425,4 +426,36 @@ func BenchmarkDecide(b *testing.B) {
 			b.Fatal(len(d.last))
 		}
 	}
+}
+
+// TestTableMemory: what is held of ten thousand Services, each with an EndpointSlice and an
+// address that is announced, is bounded.
+func TestTableMemory(t *testing.T) {
+	const n, most = 10_000, 700
+	inUse := func() uint64 {
+		runtime.GC()
+		runtime.GC() // what the first one made collectable
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	before := inUse()
+	table := NewTable("node1")
+	table.SetRanges(Ranges{External: prefixes("172.16.0.0/12")})
+	addr := netip.MustParseAddr("172.16.0.0")
+	for i := range n {
+		addr = addr.Next()
+		name := fmt.Sprint("service-", i)
+		table.SetService(store.ServiceKey("default", name), &store.Service{ClusterIPs: []string{"10.96.0.1"}, ExternalIPs: []string{addr.String()}, ExternalLocal: true})
+		table.SetSlice(store.EndpointSliceKey("default", name+"-abcde"), &store.EndpointSlice{Service: name, Nodes: map[string]store.EndpointsHere{fmt.Sprint("node", 1): ready, fmt.Sprint("node", i%1000): ready}})
+	}
+	if got := len(table.Announced("node1")); got != n {
+		t.Fatalf("%d addresses are announced", got)
+	}
+	each := (inUse() - before) / n
+	t.Logf("%d bytes a Service", each)
+	if each > most {
+		t.Errorf("%d bytes a Service, want at most %d", each, most)
+	}
+	runtime.KeepAlive(table)
 }
