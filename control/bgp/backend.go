@@ -475,7 +475,7 @@ func (r *reader) route(p *engine.Path) Route {
 		LongLived: p.Flags&attrs.LLGRStale != 0, Stale: p.Stale,
 	}
 	if out.Own {
-		out.Owner = cmp.Or(r.policy.c.Injected[p.Prefix].Owner, r.policy.c.Services[p.Prefix])
+		out.Owner = cmp.Or(r.policy.c.Injected[p.Prefix].Owner, r.policy.c.serviceOf(p.Prefix))
 	}
 	out.NextHop = nextHopOf(p, out.IBGP)
 	if p.Flags&attrs.HasOriginator != 0 {

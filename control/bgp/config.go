@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine"
+	"github.com/routerd/routerd/control/service"
 	"github.com/routerd/routerd/store"
 )
 
@@ -195,14 +196,14 @@ type Config struct {
 	// Callers are nodes that may connect from the range of one of Peers, with what they sign the session by.
 	Callers map[netip.Addr]Password `json:"-"`
 
-	Announce []netip.Prefix            // what the node originates, sorted
-	Tags     map[netip.Prefix]string   // communities of what is in Announce, separated by spaces
-	Leaving  map[netip.Prefix]bool     // of Announce, what is about to go: others are to be preferred
-	Services map[netip.Prefix]string   // of Announce, for which Service an address is announced by itself
-	Injected map[netip.Prefix]Injected // of Announce, what others on the host have it announce
-	Hidden   []netip.Prefix            // not announced, with everything inside, unless a filter accepts it
-	NextHop  netip.Addr                // of the IPv4 prefixes of Announce; invalid: there are none
-	NextHop6 netip.Addr                // of the IPv6 prefixes
+	Announce []netip.Prefix                      // what the node originates, sorted
+	Tags     map[netip.Prefix]string             // communities of what is in Announce, separated by spaces
+	Leaving  map[netip.Prefix]bool               // of Announce, what is about to go: others are to be preferred
+	Services map[netip.Addr]service.Announcement // addresses of Announce that are announced by themselves, for a Service
+	Injected map[netip.Prefix]Injected           // of Announce, what others on the host have it announce
+	Hidden   []netip.Prefix                      // not announced, with everything inside, unless a filter accepts it
+	NextHop  netip.Addr                          // of the IPv4 prefixes of Announce; invalid: there are none
+	NextHop6 netip.Addr                          // of the IPv6 prefixes
 
 	Drain store.Drain // how far the host is drained; empty: not at all
 

@@ -14,6 +14,7 @@ import (
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/service"
 	"github.com/routerd/routerd/store"
 )
 
@@ -32,6 +33,16 @@ var (
 // Desired says what the speaker on a node should do. It is pure and its result
 // depends only on the content of v, not on the order in which it came.
 func Desired(v *View, node string) (Config, error) {
+	c, err := sessions(v, node)
+	if err != nil {
+		return Config{}, err
+	}
+	newDerivation(v, node).routes(&c)
+	return c, nil
+}
+
+// sessions is [Desired] without what depends on blocks, pools and Services.
+func sessions(v *View, node string) (Config, error) {
 	if !v.synced && !v.fromDisk {
 		return Config{}, ErrNotSynced
 	}
@@ -58,11 +69,10 @@ func Desired(v *View, node string) (Config, error) {
 	if c.Collectors, err = v.bmpOf(node); err != nil {
 		c.Ignored = append(c.Ignored, err.Error())
 	}
-	d.routes(&c)
 	return c, nil
 }
 
-// routes fills in what depends on blocks and pools.
+// routes fills in what depends on blocks, pools and Services.
 func (d *derivation) routes(c *Config) {
 	c.Announce, c.Hidden = d.announce(c.Filters, c.Peers)
 	c.Tags, c.Leaving, c.Services = d.tags(c.Announce), d.leaving, d.of
@@ -79,8 +89,8 @@ type derivation struct {
 	asn  uint32
 
 	// Of the addresses of Services that are announced by themselves; set by announce.
-	of      map[netip.Prefix]string
-	leaving map[netip.Prefix]bool // their endpoints here are about to go
+	of      map[netip.Addr]service.Announcement // shared: not to be changed
+	leaving map[netip.Prefix]bool               // their endpoints here are about to go
 }
 
 func newDerivation(v *View, node string) *derivation {

@@ -91,7 +91,11 @@ func (m *memo) desired(v *View, node string) (Config, error) {
 		newDerivation(v, node).routes(&c)
 		return c, nil
 	}
-	c, err := Desired(v, node)
+	c, err := sessions(v, node)
 	m.config, m.asked, m.revision, m.good = c, node, v.revision, err == nil
-	return c, err
+	if err != nil {
+		return Config{}, err
+	}
+	newDerivation(v, node).routes(&c)
+	return c, nil
 }

@@ -73,18 +73,27 @@ func (d *derivation) services() []netip.Prefix {
 // single adds the addresses of Services that the node announces by themselves, as far as
 // they may be.
 func (d *derivation) single(may func(netip.Prefix)) {
-	d.of, d.leaving = map[netip.Prefix]string{}, map[netip.Prefix]bool{}
-	for a, n := range d.v.services.Announced(d.node) {
-		if d.node == d.v.self && d.v.held[a] {
-			continue
-		}
+	d.of, d.leaving = d.v.services.Announced(d.node), map[netip.Prefix]bool{}
+	if d.node == d.v.self && len(d.v.held) > 0 {
+		d.of = maps.Clone(d.of)
+		maps.DeleteFunc(d.of, func(a netip.Addr, _ service.Announcement) bool { return d.v.held[a] })
+	}
+	for a, n := range d.of {
 		p := hostRoute(a)
 		may(p)
-		d.of[p] = "Service " + n.Service.Namespace + "/" + n.Service.Name
 		if n.State == service.Leaving {
 			d.leaving[p] = true
 		}
 	}
+}
+
+// serviceOf names the Service for which a prefix is announced by itself; empty: it is for none.
+func (c *Config) serviceOf(p netip.Prefix) string {
+	n, ok := c.Services[p.Addr()]
+	if !ok || !p.IsSingleIP() {
+		return ""
+	}
+	return "Service " + n.Service.Namespace + "/" + n.Service.Name
 }
 
 // damp holds back addresses of Services that come and go, and returns for how long that

@@ -41,7 +41,7 @@ func (c Config) single() []string {
 		if p.Addr().Is4() && p.Addr().As4()[0] == 192 {
 			continue // a block
 		}
-		out = append(out, strings.TrimSpace(fmt.Sprint(p, " ", c.Services[p], " ", c.Tags[p], map[bool]string{true: " last"}[c.localPrefOf(p) == drainPreference])))
+		out = append(out, strings.TrimSpace(fmt.Sprint(p, " ", c.serviceOf(p), " ", c.Tags[p], map[bool]string{true: " last"}[c.localPrefOf(p) == drainPreference])))
 	}
 	return out
 }
