@@ -245,9 +245,13 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			}
 			d.bgp.SetAdjacent(out) // it is made next
 		})
+		var secrets bgp.Secrets
+		if d.api != nil {
+			secrets = d.api
+		}
 		d.bgp = bgp.New(bgp.Options{
-			Devices: d.adjacent.Want,
-			Log:     log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
+			Devices: d.adjacent.Want, Secrets: secrets, SecretsFile: filepath.Join(c.StateDir, "bgp.secrets"),
+			Log: log.With("component", "bgp"), Node: name, Restarting: restarting, SecretDir: c.BGP.SecretDir, PreviousFile: previousBGPFile(c),
 			MayResume: func() bool { return d.presence.MayResume() }, // it is made later
 			Answers:   func() bool { return d.presence.Epoch() != 0 },
 			BFD:       bfdCommand, CallersFile: filepath.Join(c.RunDir, "bgp.callers"), KeysChanged: d.bgpKey.Changed,

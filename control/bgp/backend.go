@@ -148,9 +148,9 @@ func (b *backend) resign(peers []Peer) error {
 	b.change.Lock()
 	defer b.change.Unlock()
 	for _, p := range peers {
-		w := b.want[p.Addr]
+		w := b.want[p.id()]
 		w.Auth, w.Others = p.auth(), p.Others.reveal()
-		b.want[p.Addr] = w
+		b.want[p.id()] = w
 	}
 	if err := b.setPeers(); err != nil {
 		return fmt.Errorf("change passwords and keys: %w", err)

@@ -108,7 +108,7 @@ type Peer struct {
 	Password    Password      // what Secret holds, filled in by the controller; without a Secret one of the cluster's keys, or none
 	Others      Passwords     // that the peer may have instead for a while
 	AO          AOKeys        // of TCP-AO, in the place of a password, with what the secrets hold filled in by the controller
-	Unread      string        // which of AO are left out, and why; empty: none
+	Unread      string        // which of AO are left out, or what is used though it cannot be read any more, and why; empty: nothing
 	AllowOwnASN uint8         // how often the own AS may be in a received path
 	StaleTime   time.Duration // for how long stale routes are kept after the restart time (RFC 9494); 0: not
 	RestartTime time.Duration // graceful restart time that is announced to the peer
@@ -152,9 +152,12 @@ func (p Peer) sameSession(q Peer) bool {
 	if p.Secret == (SecretRef{}) && q.Secret == (SecretRef{}) {
 		p.Password, p.Others = q.Password, q.Others // of the cluster, which are replaced under sessions
 	}
-	p.Secret = q.Secret
+	if p.Secret != (SecretRef{}) && q.Secret != (SecretRef{}) && p.Password != (Password{}) && q.Password != (Password{}) {
+		p.Password = q.Password // the session goes on if the peer has the new one before the hold time is over
+	}
+	p.Secret, p.Unread = q.Secret, q.Unread
 	if p.AO.follow(q.AO) {
-		p.AO, p.Unread = q.AO, q.Unread
+		p.AO = q.AO
 	}
 	return p == q
 }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os/exec"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
@@ -16,10 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/routerd/routerd/control/async"
-	"github.com/routerd/routerd/control/bgp/engine/conn"
 	"github.com/routerd/routerd/control/bgp/inject"
 	"github.com/routerd/routerd/control/cluster"
-	"github.com/routerd/routerd/control/dirwatch"
 	"github.com/routerd/routerd/store"
 )
 
@@ -40,6 +37,11 @@ type Options struct {
 
 	// SecretDir is where the passwords of sessions are, as [ReadSecret] says.
 	SecretDir string
+
+	// Secrets has the passwords that are not there; nil: nothing has. SecretsFile keeps those that are used over
+	// a restart without it; empty: nothing does.
+	Secrets     Secrets
+	SecretsFile string
 
 	// PreviousFile is where the version before kept the last configuration, which is
 	// gone by at a start while the datastore is away if there is no state from disk;
@@ -120,8 +122,8 @@ type Controller struct {
 	bfd      *watchdog   // nil: no peer is watched
 	damped   *time.Timer // until addresses of Services that came and went may be announced; drive's
 
-	secretDirs chan []string       // the directories to watch
-	inotify    func() (int, error) // inotify_init1(2); a field so that a test can have it refused
+	files   *secretFiles
+	objects *secretObjects // nil: there are none
 
 	withdraw atomic.Bool // the end is sent to peers
 
@@ -146,7 +148,7 @@ type Controller struct {
 // New returns a controller. Nothing happens before [Controller.Run].
 func New(opts Options) *Controller {
 	c := &Controller{
-		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), calling: async.NewSignal(), secretDirs: make(chan []string), inotify: dirwatch.Open, err: ErrNotSynced, patient: true,
+		opts: opts, log: opts.Log, dirty: async.NewSignal(), injecting: async.NewSignal(), calling: async.NewSignal(), err: ErrNotSynced, patient: true,
 		view: View{self: opts.Node, hasServices: opts.Services, keys: WithoutKeys("the key of the cluster is not read yet")},
 	}
 	c.speaker = NewSpeaker(SpeakerOptions{
@@ -154,6 +156,10 @@ func New(opts Options) *Controller {
 		Call:    c.call,
 		OnState: func(p Peer, state, info string) { c.watchers.session(p, state, info, time.Now()) },
 	})
+	c.files = newSecretFiles(opts.SecretDir, c.log, c.poke)
+	if opts.Secrets != nil {
+		c.objects = newSecretObjects(opts.Secrets, opts.SecretsFile, c.log, c.poke)
+	}
 	c.damped = time.NewTimer(time.Hour)
 	c.damped.Stop()
 	var err error
@@ -187,7 +193,10 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	})
 	g.Go(func() error { c.drive(gctx); return nil })
 	g.Go(func() error { return c.deliver(gctx) })
-	g.Go(func() error { c.followSecrets(gctx); return nil })
+	g.Go(func() error { c.files.run(gctx); return nil })
+	if c.objects != nil {
+		g.Go(func() error { c.objects.run(gctx); return nil })
+	}
 	g.Go(func() error { c.expireInjected(gctx); return nil })
 	g.Go(func() error { c.forgetCallers(gctx); return nil })
 	var watching sync.WaitGroup
@@ -339,23 +348,6 @@ func (c *Controller) apply(ctx context.Context, cfg Config) (Config, error) {
 		c.bfd.watch(bfdSessions(&cfg, adjacent))
 	}
 	return cfg, err
-}
-
-// secrets reads the passwords, and says where to look for their changes.
-func (c *Controller) secrets(ctx context.Context, cfg Config) Config {
-	dirs := []string{c.opts.SecretDir}
-	for _, r := range cfg.refs() {
-		dirs = append(dirs, filepath.Join(c.opts.SecretDir, r.Name))
-	}
-	if len(dirs) == 1 {
-		return cfg
-	}
-	// Watch before reading: what changes in between wakes us again.
-	select {
-	case c.secretDirs <- dirs:
-	case <-ctx.Done():
-	}
-	return withSecrets(cfg, func(r SecretRef) (Password, error) { return ReadSecret(c.opts.SecretDir, r) }, conn.TryKey)
 }
 
 // SetLinks says which subnets this host's devices have, for the filters that

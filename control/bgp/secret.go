@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,7 +52,7 @@ const maxPassword = 80
 // error says which file is at fault, and never what is in it.
 func ReadSecret(dir string, ref SecretRef) (Password, error) {
 	for _, part := range []string{ref.Name, ref.Key} {
-		if part == "" || part != filepath.Base(part) || part == "." || part == ".." {
+		if !isFileName(part) {
 			return Password{}, fmt.Errorf("secret %s: want a name and a key without slashes", ref)
 		}
 	}
@@ -63,12 +64,19 @@ func ReadSecret(dir string, ref SecretRef) (Password, error) {
 	case err != nil:
 		return Password{}, fmt.Errorf("secret %s: %w", ref, err)
 	}
-	text := strings.TrimRight(string(b), "\r\n")
+	return passwordOf(ref, path, string(b))
+}
+
+func isFileName(s string) bool { return s != "" && s == filepath.Base(s) && s != "." && s != ".." }
+
+// passwordOf makes the password of the text that a place has for a secret.
+func passwordOf(ref SecretRef, place, text string) (Password, error) {
+	text = strings.TrimRight(text, "\r\n")
 	switch {
 	case text == "":
-		return Password{}, fmt.Errorf("secret %s: %s is empty", ref, path)
+		return Password{}, fmt.Errorf("secret %s: %s is empty", ref, place)
 	case len(text) > maxPassword:
-		return Password{}, fmt.Errorf("secret %s: %s holds %d bytes, and the kernel takes %d at most", ref, path, len(text), maxPassword)
+		return Password{}, fmt.Errorf("secret %s: %s holds %d bytes, and the kernel takes %d at most", ref, place, len(text), maxPassword)
 	}
 	return Password{text}, nil
 }
@@ -118,26 +126,105 @@ func (c *Config) refs() []SecretRef {
 	return l
 }
 
+// secrets fills in the passwords and keys of a configuration, and has their changes followed. A directory of a secret's name
+// comes before the Secret of Kubernetes that has it.
+func (c *Controller) secrets(ctx context.Context, cfg Config) Config {
+	refs := cfg.refs()
+	if c.objects != nil {
+		c.objects.want(ctx, slices.DeleteFunc(slices.Clone(refs), c.files.has))
+	}
+	if len(refs) == 0 {
+		return cfg
+	}
+	c.files.want(ctx, refs)
+	doubts := map[SecretRef]string{}
+	cfg = withSecrets(cfg, func(r SecretRef) (Password, error) {
+		if c.objects == nil || c.files.has(r) {
+			return ReadSecret(c.files.dir, r)
+		}
+		p, doubt, err := c.objects.read(r)
+		if doubt != "" {
+			doubts[r] = doubt
+		}
+		return p, err
+	}, conn.TryKey)
+	for i := range cfg.Peers {
+		p := &cfg.Peers[i]
+		if doubt := p.doubt(doubts); doubt != "" && p.wanted() {
+			p.Unread = strings.TrimPrefix(p.Unread+"; "+doubt, "; ")
+		}
+	}
+	return cfg
+}
+
+// doubt says of the first of the peer's secrets that has one why it is in doubt.
+func (p *Peer) doubt(of map[SecretRef]string) string {
+	if doubt := of[p.Secret]; doubt != "" {
+		return doubt
+	}
+	for _, k := range p.AO.all() {
+		if doubt := of[k.ref()]; doubt != "" {
+			return doubt
+		}
+	}
+	return ""
+}
+
+// secretFiles are secrets in files of a directory, as [ReadSecret] says.
+type secretFiles struct {
+	dir     string
+	log     *slog.Logger
+	changed func()
+
+	dirs    chan []string       // to watch
+	inotify func() (int, error) // inotify_init1(2); a field so that a test can have it refused
+}
+
+func newSecretFiles(dir string, log *slog.Logger, changed func()) *secretFiles {
+	return &secretFiles{dir: dir, log: log, changed: changed, dirs: make(chan []string), inotify: dirwatch.Open}
+}
+
+// has reports whether there is something of a secret's name.
+func (f *secretFiles) has(r SecretRef) bool {
+	if !isFileName(r.Name) {
+		return false
+	}
+	_, err := os.Lstat(filepath.Join(f.dir, r.Name))
+	return err == nil
+}
+
+// want has the changes of secrets followed. It is to be called before they are read: what changes in between wakes the controller again.
+func (f *secretFiles) want(ctx context.Context, refs []SecretRef) {
+	dirs := []string{f.dir}
+	for _, r := range refs {
+		dirs = append(dirs, filepath.Join(f.dir, r.Name))
+	}
+	select {
+	case f.dirs <- dirs:
+	case <-ctx.Done():
+	}
+}
+
 // secretPoll is how often secrets are read while the kernel lets no program watch
 // them.
 const secretPoll = time.Minute
 
-// followSecrets wakes the controller when a file of a secret changes, until ctx
-// ends. Where that cannot be watched it wakes it from time to time. Without any
+// run calls changed when a file of a secret changes, until ctx
+// ends. Where that cannot be watched it calls it from time to time. Without any
 // secret nothing is watched.
-func (c *Controller) followSecrets(ctx context.Context) {
+func (f *secretFiles) run(ctx context.Context) {
 	failed := ""
-	w := dirwatch.Watch{Open: c.inotify, Lists: c.secretDirs, Changed: func() {
+	w := dirwatch.Watch{Open: f.inotify, Lists: f.dirs, Changed: func() {
 		if failed != "" {
-			c.log.Info("bgp secrets watched again")
+			f.log.Info("bgp secrets watched again")
 			failed = ""
 		}
-		c.poke()
+		f.changed()
 	}}
 	select {
 	case <-ctx.Done():
 		return
-	case w.Dirs = <-c.secretDirs:
+	case w.Dirs = <-f.dirs:
 	}
 	for {
 		err := w.Run(ctx)
@@ -146,7 +233,7 @@ func (c *Controller) followSecrets(ctx context.Context) {
 		}
 		if failed != err.Error() {
 			failed = err.Error()
-			c.log.Warn("bgp secrets not watched: they are read from time to time", "error", err, "interval", secretPoll)
+			f.log.Warn("bgp secrets not watched: they are read from time to time", "error", err, "interval", secretPoll)
 		}
 		tick := time.NewTimer(secretPoll)
 		for wait := true; wait; {
@@ -154,11 +241,11 @@ func (c *Controller) followSecrets(ctx context.Context) {
 			case <-ctx.Done():
 				tick.Stop()
 				return
-			case w.Dirs = <-c.secretDirs:
+			case w.Dirs = <-f.dirs:
 			case <-tick.C:
 				wait = false
 			}
 		}
-		c.poke()
+		f.changed()
 	}
 }

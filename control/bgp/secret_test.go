@@ -138,7 +138,7 @@ func TestSecretsWithoutInotify(t *testing.T) {
 		dir := t.TempDir()
 		writeSecret(t, dir, SecretRef{"s", "k"}, "geheim")
 		d := newDaemonOf(t, Options{Node: "node1", SecretDir: dir}, func(c *Controller) {
-			c.inotify = func() (int, error) { return -1, unix.EMFILE }
+			c.files.inotify = func() (int, error) { return -1, unix.EMFILE }
 		})
 		d.send(store.Batch{Synced: true, Events: []store.Event{
 			bgpNode(t, "node1", h[0].String()+"/24"), conf(t, "default", `{"bindMode":"NodeIP"}`),
@@ -155,7 +155,7 @@ func TestSecretsWithoutInotify(t *testing.T) {
 			var log bytes.Buffer
 			c := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil)), SecretDir: "/nowhere"})
 			tries := 0
-			c.inotify = func() (int, error) {
+			c.files.inotify = func() (int, error) {
 				if tries++; tries <= 3 {
 					return -1, unix.EMFILE
 				}
@@ -163,10 +163,10 @@ func TestSecretsWithoutInotify(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			var wg sync.WaitGroup
-			wg.Go(func() { c.followSecrets(ctx) })
+			wg.Go(func() { c.files.run(ctx) })
 			began := time.Now()
 			for range 3 {
-				c.secretDirs <- []string{c.opts.SecretDir} // as each reconciliation does
+				c.files.dirs <- []string{c.opts.SecretDir} // as each reconciliation does
 				<-c.dirty
 			}
 			if d := time.Since(began); d != 3*secretPoll {

@@ -94,17 +94,20 @@ func (k AOKeys) withTexts(read func(SecretRef) (Password, error), try func(conn.
 	if out.N == 0 {
 		return AOKeys{}, "", fmt.Errorf("annotation %s: %s", store.AnnotationTCPAO, left)
 	}
+	if left != "" {
+		left = "left out: " + left
+	}
 	return out, left, nil
 }
 
-// describeKeys says of a session which keys it uses, and which it does without.
-func describeKeys(use conn.KeyUse, left string) string {
+// describeKeys says of a session which keys it uses, and [Peer.Unread].
+func describeKeys(use conn.KeyUse, unread string) string {
 	out := ""
 	if use.On {
 		out = fmt.Sprintf("; TCP-AO: signs with key %d, asks for key %d", use.Current, use.Next)
 	}
-	if left != "" {
-		out += "; left out: " + left
+	if unread != "" {
+		out += "; " + unread
 	}
 	return out
 }

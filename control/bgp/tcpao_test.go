@@ -38,7 +38,7 @@ func TestKeysFailClosed(t *testing.T) {
 		left, problem string
 	}{
 		{keys: keysNamed("new", "old"), ids: "2 1"},
-		{keys: keysNamed("missing", "old"), ids: "1", left: "key 2: secret tor/missing is missing"},
+		{keys: keysNamed("missing", "old"), ids: "1", left: "left out: key 2: secret tor/missing is missing"},
 		{keys: keysNamed("missing"), problem: "annotation routerd.io/tcpAO: key 1: secret tor/missing is missing; the session is not run without it"},
 		{keys: keysNamed("new", "old"), kernel: errors.New("no such algorithm"), problem: "annotation routerd.io/tcpAO: key 2: no such algorithm; key 1: no such algorithm; the session is not run without it"},
 		{keys: keysNamed("new", "old"), kernel: fmt.Errorf("no TCP-AO: %w", unix.ENOPROTOOPT), problem: "annotation routerd.io/tcpAO: no TCP-AO: protocol not available; the session is not run without it"},
@@ -56,7 +56,7 @@ func TestKeysFailClosed(t *testing.T) {
 			ids = append(ids, k.String())
 		}
 		if strings.Join(ids, " ") != c.ids || got.Unread != c.left || got.Problem != c.problem {
-			t.Errorf("%s: keys %q, left out %q, problem %q", c.keys, ids, got.Unread, got.Problem)
+			t.Errorf("%s: keys %q, unread %q, problem %q", c.keys, ids, got.Unread, got.Problem)
 		}
 		if got.runs() == (c.problem != "") {
 			t.Errorf("%s: runs: %v", c.keys, got.runs())

@@ -56,17 +56,23 @@ func (s *Store) authority() (authority string) {
 	return cmp.Or(authority, "that of the system")
 }
 
+// manifest is where the daemon's rights are.
+func (s *Store) manifest() string {
+	if s.native {
+		return "configs/kubernetes/etcd/account.yaml"
+	}
+	return "configs/kubernetes/base/account.yaml"
+}
+
 // cure says what to do about an answer, where the server does not.
 func (s *Store) cure(e *statusError) string {
 	switch {
 	case e.code == http.StatusUnauthorized:
 		return ": " + s.user() + " is refused: it may have expired, or be of another cluster. It is read again when it changes"
+	case e.code == http.StatusForbidden && e.req.query.Has("fieldSelector") && strings.HasSuffix(e.req.path, "/secrets"):
+		return fmt.Sprintf(": no role of this user names it: the rights to list and watch one Secret are given by its name, in resourceNames (docs/guides/kubernetes.md, Passwords of BGP), or take the Secret that %s names", s.manifest())
 	case e.code == http.StatusForbidden:
-		manifest := "configs/kubernetes/base/account.yaml"
-		if s.native {
-			manifest = "configs/kubernetes/etcd/account.yaml"
-		}
-		return fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in %s: apply that", e.verb(), e.req.path, manifest)
+		return fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in %s: apply that", e.verb(), e.req.path, s.manifest())
 	case e.tooLarge():
 		return fmt.Sprintf(": the object has %d bytes, and the API's etcd takes about 1.5 million: make several of it", len(e.req.body))
 	case strings.Contains(e.message, unknownField):

@@ -238,7 +238,7 @@ func (s *Server) answer(r *http.Request, p place, body []byte) (code int, answer
 	case r.Method == http.MethodGet && p.name == "":
 		var items []json.RawMessage
 		for _, path := range slices.Sorted(maps.Keys(s.objects)) {
-			if q := parse(path); q.collection() == p.collection() && (p.namespace == "" || q.namespace == p.namespace) {
+			if q := parse(path); q.collection() == p.collection() && (p.namespace == "" || q.namespace == p.namespace) && selected(r.URL.Query().Get("fieldSelector"), s.objects[path]) {
 				items = append(items, encode(s.objects[path]))
 			}
 		}
