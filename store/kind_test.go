@@ -2,6 +2,7 @@ package store
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -31,6 +32,42 @@ func TestKindByName(t *testing.T) {
 				t.Errorf("%q names %s and %s", name, other, info.kind)
 			}
 			seen[name] = info.kind
+		}
+	}
+}
+
+// Every name by which calicoctl takes a kind (the lists in calicoctl/resourcemgr of its source, v3.33) is one here.
+func TestCalicoctlsNames(t *testing.T) {
+	t.Parallel()
+	for kind, names := range map[Kind]string{
+		KindBGPConfiguration:              "bgpconfig bgpconfigurations bgpconfigs",
+		KindBGPFilter:                     "bgpfilter bgpfilters bgpf bgpfs bf bfs",
+		KindBGPPeer:                       "bgppeer bgppeers bgpp bgpps bp bps",
+		KindBlockAffinity:                 "blockaffinity blockaffinities affinity affinities",
+		KindCalicoNodeStatus:              "caliconodestatus caliconodestatuses nodestatus nodestatuses",
+		KindClusterInformation:            "clusterinformation clusterinformations clusterinfo clusterinfos",
+		KindFelixConfiguration:            "felixconfiguration felixconfigurations felixconfig felixconfigs",
+		KindGlobalNetworkPolicy:           "globalnetworkpolicy globalnetworkpolicies gnp gnps",
+		KindGlobalNetworkSet:              "globalnetworkset globalnetworksets gnetsets",
+		KindHostEndpoint:                  "hostendpoint hostendpoints hep heps",
+		KindIPAMConfiguration:             "ipamconfiguration ipamconfigurations ipamconfig ipamconfigs",
+		KindIPPool:                        "ippool ippools ipp ipps pool pools",
+		KindIPReservation:                 "ipreservation ipreservations reservation reservations",
+		KindKubeControllersConfiguration:  "kubecontrollersconfiguration kubecontrollersconfigurations kubecontrollersconfig kubecontrollersconfigs",
+		KindNetworkPolicy:                 "networkpolicy networkpolicies policy np policies pol pols",
+		KindNetworkSet:                    "networkset networksets netsets",
+		KindNode:                          "node nodes no nos",
+		KindProfile:                       "profile profiles pro pros",
+		KindStagedGlobalNetworkPolicy:     "stagedglobalnetworkpolicy stagedglobalnetworkpolicies sgnp sgnps",
+		KindStagedKubernetesNetworkPolicy: "stagedkubernetesnetworkpolicy stagedkubernetesnetworkpolicies stagedkubernetespolicy sknp stagedkubernetespolicies skpol skpols",
+		KindStagedNetworkPolicy:           "stagednetworkpolicy stagednetworkpolicies stagedpolicy snp stagedpolicies spol spols",
+		KindTier:                          "tier tiers",
+		KindWorkloadEndpoint:              "workloadendpoint workloadendpoints wep weps",
+	} {
+		for name := range strings.FieldsSeq(names) {
+			if got, _ := KindByName(name); got != kind {
+				t.Errorf("%q is %q, want %s", name, got, kind)
+			}
 		}
 	}
 }

@@ -48,9 +48,11 @@ type daemon struct {
 	// resolveLab finds the socket of a host of a lab.
 	resolveLab func(lab, host string) (socket string, err error)
 
-	socket    string
-	lab, host string
-	timeout   time.Duration
+	socket      string
+	lab, host   string
+	config      string // of calicoctl, in place of the environment
+	kubeContext string
+	timeout     time.Duration
 }
 
 // app is one run of the program: what every command has. Commands of a subject are a type
@@ -95,7 +97,7 @@ ETCD_ENDPOINTS set (and ETCD_CA_CERT_FILE, ETCD_CERT_FILE, ETCD_KEY_FILE,
 ETCD_USERNAME, ETCD_PASSWORD as needed), resources are read and written in that
 etcd directly; with DATASTORE_TYPE=kubernetes in Kubernetes' API, as KUBECONFIG or
 K8S_API_ENDPOINT, K8S_CA_FILE, K8S_CERT_FILE, K8S_KEY_FILE and K8S_API_TOKEN say, or
-in a pod as its service account.`,
+in a pod as its service account. A file of calicoctl's says the same (--config).`,
 		Example: `  routerctl node status
   routerctl get ippools -o wide
   routerctl apply -f pools.yaml
@@ -108,6 +110,8 @@ in a pod as its service account.`,
 	f.StringVar(&a.socket, "socket", "", "the daemon's socket (default $ROUTERD_SOCKET, else "+defaultSocket+")")
 	f.StringVar(&a.lab, "lab", "", "talk to a host of this lab; needs --host")
 	f.StringVar(&a.host, "host", "", "the host in the lab")
+	f.StringVarP(&a.config, "config", "c", "", "calicoctl's file (CalicoAPIConfig) that says where the datastore is, in place of the environment; read only if it is named")
+	f.StringVar(&a.kubeContext, "context", "", "the context of the kubeconfig, where Kubernetes' API is the datastore")
 	f.Bool("allow-version-mismatch", false, "does nothing: calicoctl's scripts give it")
 	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long a command may take")
 	resources, history, policies, events := resourceCommands{a}, historyCommands{a}, policyCommands{a}, eventsCommands{a}

@@ -93,13 +93,20 @@ type direct struct {
 
 func (d direct) isSet() bool { return d.kube != nil || d.etcd != nil }
 
-// direct returns the datastore that the environment names, unless a flag asks for a
-// certain daemon.
+// direct returns the datastore that --config or the environment names, unless a flag asks
+// for a certain daemon.
 func (a *daemon) direct() (d direct, err error) {
 	if a.socket != "" || a.lab != "" || a.host != "" {
+		if a.config != "" {
+			return d, usagef("--config names a datastore, and --socket and --lab a daemon: give one of them")
+		}
 		return d, nil
 	}
-	k, ok, err := kube.ConfigFromEnv(a.getenv)
+	getenv, err := a.settings()
+	if err != nil {
+		return d, err
+	}
+	k, ok, err := kube.ConfigFromEnv(getenv)
 	if err != nil {
 		return d, err
 	}
@@ -108,7 +115,7 @@ func (a *daemon) direct() (d direct, err error) {
 		d.kube = &k
 		return d, nil
 	}
-	e, ok, err := etcd.ConfigFromEnv(a.getenv)
+	e, ok, err := etcd.ConfigFromEnv(getenv)
 	if err == nil && ok {
 		d.etcd = &e
 	}

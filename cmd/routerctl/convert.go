@@ -43,7 +43,7 @@ printed. Several objects are printed as one list, which apply -f takes.`,
 		},
 	}
 	f := c.Flags()
-	f.StringArrayVarP(&in.files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	in.fileFlags(f)
 	f.StringVarP(&output, "output", "o", "yaml", "yaml or json")
 	f.BoolVar(&unchecked, "ignore-validation", false, "print resources that could not be written, too")
 	return c

@@ -82,7 +82,7 @@ cannot be deleted.`,
 	}
 	f := c.Flags()
 	in.flags(f)
-	f.BoolVar(&d.skipMissing, "skip-not-exists", false, "an object that does not exist is no error")
+	f.BoolVarP(&d.skipMissing, "skip-not-exists", "s", false, "an object that does not exist is no error")
 	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it, leave nodes without any BGP session, or end this SSH session")
 	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
 	a.confirmFlag(f)

@@ -190,7 +190,7 @@ func (a diagsCommands) again(ctx context.Context, args []string, w io.Writer) er
 	other.daemon = &daemon
 	other.stdin, other.stdout, other.stderr, other.rawOut, other.rawErr = strings.NewReader(""), w, w, w, w
 	root := other.command()
-	root.SetArgs(append([]string{"--socket=" + a.socket, "--lab=" + a.lab, "--host=" + a.host, "--timeout=" + a.timeout.String()}, args...))
+	root.SetArgs(append([]string{"--socket=" + a.socket, "--lab=" + a.lab, "--host=" + a.host, "--config=" + a.config, "--context=" + a.kubeContext, "--timeout=" + a.timeout.String()}, args...))
 	root.SetOut(w)
 	root.SetErr(w)
 	err := root.ExecuteContext(ctx)

@@ -11,7 +11,7 @@ import (
 )
 
 // everydayLines is how many are tried.
-const everydayLines = 100
+const everydayLines = 108
 
 // everydayCommand tries everyday command lines of calicoctl with the name exchanged: "everyday FILE". Each line of the file is
 // an exit code, a command line and a regular expression of what calicoctl prints, set apart by " | "; it holds if both are so.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -19,6 +20,7 @@ import (
 // input is the manifests that a command line names.
 type input struct {
 	files     []string
+	recursive bool   // manifests below a directory's directories too
 	namespace string // of objects that give none
 	skipEmpty bool   // no object is no error
 	// parse reads one manifest; nil: as resources.
@@ -27,9 +29,15 @@ type input struct {
 
 // flags adds the flags that fill it.
 func (i *input) flags(f *pflag.FlagSet) {
-	f.StringArrayVarP(&i.files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	i.fileFlags(f)
 	namespaceFlag(f, &i.namespace)
 	f.BoolVar(&i.skipEmpty, "skip-empty", false, "manifests without any resource are no error")
+}
+
+// fileFlags adds those of which files are meant.
+func (i *input) fileFlags(f *pflag.FlagSet) {
+	f.StringArrayVarP(&i.files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
+	f.BoolVarP(&i.recursive, "recursive", "R", false, "read the directories in a directory too")
 }
 
 // none says that the command line names no manifest; nil: it does.
@@ -52,7 +60,7 @@ func (i input) read(stdin io.Reader) ([]manifest.Document, error) {
 	var docs []manifest.Document
 	var errs, slips []error // slips: unknown fields too, in the input's order
 	for _, name := range names {
-		files, err := expand(name)
+		files, err := i.expand(name)
 		errs, slips = append(errs, err), append(slips, err)
 		for _, f := range files {
 			d, err := i.readOne(stdin, f)
@@ -75,8 +83,9 @@ func (i input) read(stdin io.Reader) ([]manifest.Document, error) {
 	return docs, nil
 }
 
-// expand lists the manifests of a directory, in the order of their names.
-func expand(name string) ([]string, error) {
+// expand lists the manifests of a directory, in the order of their names. Of its directories it lists them with
+// --recursive, as calicoctl and kubectl do.
+func (i input) expand(name string) ([]string, error) {
 	if name == "-" {
 		return []string{name}, nil
 	}
@@ -88,19 +97,33 @@ func expand(name string) ([]string, error) {
 		return []string{name}, nil
 	}
 	var files []string
+	left := "" // a directory that is not looked into
 	err = filepath.WalkDir(name, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(path)) {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != name && !i.recursive:
+			left = path
+			return fs.SkipDir
+		case isManifest(d):
 			files = append(files, path)
 		}
-		return err
+		return nil
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("read manifests: %w", err)
+	case len(files) > 0:
+		return files, nil
+	case left != "":
+		return nil, fmt.Errorf("read manifests: %s holds no .yaml, .yml or .json file, and directories such as %s are read with --recursive (-R)", name, left)
 	}
-	if len(files) == 0 {
-		return nil, fmt.Errorf("read manifests: %s holds no .yaml, .yml or .json file", name)
-	}
-	return files, nil
+	return nil, fmt.Errorf("read manifests: %s holds no .yaml, .yml or .json file", name)
+}
+
+// isManifest reports whether an entry of a directory is read. What Kubernetes makes of a ConfigMap are links.
+func isManifest(d fs.DirEntry) bool {
+	return (d.Type().IsRegular() || d.Type() == fs.ModeSymlink) && slices.Contains([]string{".yaml", ".yml", ".json"}, strings.ToLower(filepath.Ext(d.Name())))
 }
 
 func (i input) readOne(stdin io.Reader, name string) (docs []manifest.Document, err error) {
