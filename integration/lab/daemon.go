@@ -149,6 +149,26 @@ func (l *Lab) join(ctx context.Context, n Node) error {
 	return err
 }
 
+// Join has one of [Options.Later] join the first host, and returns when it is ready.
+func (l *Lab) Join(ctx context.Context, host string) error {
+	release, err := lockLab(ctx, l.name, false, false)
+	if err != nil {
+		return err
+	}
+	defer release()
+	n, ok := l.topology.node(host)
+	if !ok || !l.topology.Join {
+		return fmt.Errorf("join %s: no host of lab %s that joins; hosts: %v", host, l.name, l.Hosts())
+	}
+	if err := l.join(ctx, n); err != nil {
+		return fmt.Errorf("join %s: %w", host, err)
+	}
+	if err := l.startDaemon(n); err != nil {
+		return err
+	}
+	return l.WaitReady(ctx, host)
+}
+
 // configure makes the directories of the host's daemon and writes its configuration.
 func (l *Lab) configure(n Node) (path string, err error) {
 	d := hostDir(l.name, n.Name)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
@@ -30,6 +31,9 @@ type Options struct {
 	// NoDaemons starts no daemon, and so leaves the pods out too: something else runs on
 	// the hosts at first. [Lab.Start] starts one.
 	NoDaemons bool
+	// Later are hosts that have no daemon, and so no pods, until [Lab.Join] has them join
+	// the first one.
+	Later []string
 	// Underlay is called when the hosts' namespaces are there and nothing runs in them
 	// yet; optional.
 	Underlay func(*Lab) error
@@ -37,6 +41,8 @@ type Options struct {
 	// from one goroutine at a time.
 	Progress func(string)
 }
+
+func (o Options) isLater(n Node) bool { return slices.Contains(o.Later, n.Name) }
 
 // Lab is a lab that is up. Its methods are safe for concurrent use, also by
 // several processes.
@@ -176,7 +182,7 @@ func errTaken(space string) error {
 // startHosts starts the first host, which runs the store, then the others at
 // once.
 func (l *Lab) startHosts(ctx context.Context, o Options) error {
-	first, others := l.topology.Nodes[0], l.topology.Nodes[1:]
+	first, others := l.topology.Nodes[0], slices.DeleteFunc(slices.Clone(l.topology.Nodes[1:]), o.isLater)
 	o.Progress("starting routerd on " + first.Name)
 	if err := l.startDaemon(first); err != nil {
 		return err
@@ -214,7 +220,7 @@ func (l *Lab) startHosts(ctx context.Context, o Options) error {
 
 func (l *Lab) attachAll(ctx context.Context, o Options) error {
 	var pods []string
-	for _, n := range l.topology.Nodes {
+	for _, n := range slices.DeleteFunc(slices.Clone(l.topology.Nodes), o.isLater) {
 		for i := range *n.Pods {
 			pods = append(pods, n.Name+"/"+podName(i))
 		}
