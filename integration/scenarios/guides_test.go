@@ -19,7 +19,7 @@ import (
 func byHand() map[string]string {
 	return map[string]string{
 		"guides/dual-stack.md: routerctl lab up":                                  "brings a lab up: cmd/routerctl/labcmd",
-		"guides/from-calico.md: ":                                                 "wants a host that Calico had: TestTakeover",
+		"guides/from-calico.md: ":                                                 "wants a host that Calico had: TestTakeoverFromCalico, which runs those of clean-up and of the way back as they stand there",
 		"guides/getting-started.md: routerd join":                                 "the lab's hosts have joined by it",
 		"guides/getting-started.md: etcd":                                         "another program, which does not end",
 		"guides/kubernetes.md: make image":                                        "wants Kubernetes: integration/kube/cluster",
@@ -86,6 +86,22 @@ func commandBlocks(t *testing.T, doc, text string) (out []block) {
 		}
 	}
 	return out
+}
+
+// guideBlock returns the commands of the block of a document that begins with a command.
+func guideBlock(t *testing.T, doc, begin string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", doc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range commandBlocks(t, doc, string(text)) {
+		if strings.HasPrefix(b.commands[0], begin) {
+			return strings.Join(b.commands, "\n")
+		}
+	}
+	t.Fatalf("%s has no block that begins with %q", doc, begin)
+	return ""
 }
 
 // guideSetups are what the commands of a document find, as shell commands before them.
