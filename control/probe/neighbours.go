@@ -2,6 +2,7 @@ package probe
 
 import (
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -25,6 +26,7 @@ type neighbours struct {
 	// latest is what the kernel last said of every neighbour: it says nothing
 	// more of one that answers, should it become a peer later.
 	latest map[entry]neighbour.Event
+	fixed  map[entry]bool // peers that somebody entered by hand
 
 	next   time.Time
 	rounds int
@@ -56,7 +58,7 @@ func newNeighbours(n Neighbours, interval time.Duration) *neighbours {
 	return &neighbours{
 		asker: n, interval: interval, peers: map[entry]peerKey{}, gateways: map[entry]bool{}, macs: map[entry]dataplane.MAC{},
 		answers: map[entry]dataplane.Answer{}, links: map[string]int{}, hosts: map[peerKey]hostEntry{},
-		latest: map[entry]neighbour.Event{},
+		latest: map[entry]neighbour.Event{}, fixed: map[entry]bool{},
 	}
 }
 
@@ -115,6 +117,9 @@ func (v *neighbours) set(ts []dataplane.ProbeTarget, u dataplane.Underlay) (move
 		}
 		at, k := entry{i, t.Registered}, peerKey{t.Node, t.Family}
 		peers[at], hosts[k] = k, hostEntry{at, t.Local}
+		if e, ok := v.latest[at]; ok {
+			v.fixed[at] = e.Fixed
+		}
 		if v.hosts[k] != hosts[k] {
 			delete(v.answers, at)
 			v.next = time.Time{} // ask now
@@ -130,6 +135,7 @@ func (v *neighbours) set(ts []dataplane.ProbeTarget, u dataplane.Underlay) (move
 			delete(v.answers, at)
 		}
 	}
+	maps.DeleteFunc(v.fixed, func(at entry, _ bool) bool { _, ok := peers[at]; return !ok })
 	return moved, earlier
 }
 
@@ -147,8 +153,8 @@ func (v *neighbours) ask(now time.Time, log *slog.Logger) time.Time {
 	v.rounds++
 	failed := false
 	for at := range v.peers {
-		if v.answers[at] == dataplane.Yes && v.rounds%slower != 0 {
-			continue
+		if v.fixed[at] || v.answers[at] == dataplane.Yes && v.rounds%slower != 0 {
+			continue // who entered it by hand wants it so, and asking would undo that
 		}
 		if err := v.asker.Ask(at.link, at.addr); err != nil {
 			if !v.failed && !failed {
@@ -178,6 +184,7 @@ func (v *neighbours) note(e neighbour.Event) map[peerKey]dataplane.Answer {
 	if !isPeer {
 		return nil
 	}
+	v.fixed[at] = e.Fixed
 	a := e.Answer
 	switch {
 	case a == dataplane.Unknown:

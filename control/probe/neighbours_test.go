@@ -133,6 +133,21 @@ func TestNeighbours(t *testing.T) {
 	}
 	a.err = errors.New("no buffer space")
 	v.ask(now.Add(20*time.Second), log) // is logged, and no more
+	// One that somebody enters by hand is left alone until he takes it away.
+	a.err, a.asked = nil, nil
+	v.note(neighbour.Event{LinkIndex: 2, Addr: netip.MustParseAddr("10.1.0.13"), Answer: dataplane.Yes, MAC: mac(13), Fixed: true})
+	now = now.Add(20 * time.Second)
+	for range 2 * slower {
+		now = now.Add(10 * time.Second)
+		v.ask(now, log)
+	}
+	if slices.Contains(a.asked, "10.1.0.13") || !slices.Contains(a.asked, "10.1.0.12") {
+		t.Errorf("asked %v, want all but the one that is fixed", a.asked)
+	}
+	say("10.1.0.13", dataplane.No, dataplane.MAC{})
+	if v.ask(now.Add(10*time.Second), log); !slices.Contains(a.asked, "10.1.0.13") {
+		t.Errorf("asked %v, want the one too that was fixed", a.asked)
+	}
 	// Another gateway: everything is to be asked anew.
 	u.Routes[1].Gateway = netip.MustParseAddr("10.1.0.2")
 	if moved, _ := v.set(ts, u); !moved {

@@ -27,6 +27,7 @@ type Event struct {
 	// Unknown for one of which something was heard, so that it is worth asking.
 	Answer dataplane.Answer
 	MAC    dataplane.MAC // zero: not known
+	Fixed  bool          // somebody entered it by hand
 }
 
 // Asker asks about neighbours in one network namespace. Its methods may be
@@ -55,6 +56,7 @@ func (a *Asker) Close() error { return errors.Join(a.requests.Close(), a.notices
 // Ask makes the kernel find out about an address on a device. What it finds
 // comes by [Asker.Run]. One that it knows to be there is asked when the
 // kernel's own time for that has come; nothing comes then while it answers.
+// Since Linux 5.16 one that is fixed is fixed no more then (NEIGH_UPDATE_F_USE).
 func (a *Asker) Ask(linkIndex int, addr netip.Addr) error {
 	return a.set(linkIndex, addr, 0, unix.NTF_USE, nil)
 }
@@ -158,7 +160,7 @@ func eventOf(kind uint16, b []byte) (Event, bool) {
 	case state&unix.NUD_FAILED != 0:
 		e.Answer = dataplane.No
 	case state&(unix.NUD_REACHABLE|unix.NUD_PERMANENT|unix.NUD_NOARP) != 0:
-		e.Answer = dataplane.Yes
+		e.Answer, e.Fixed = dataplane.Yes, state&(unix.NUD_PERMANENT|unix.NUD_NOARP) != 0
 	case state&unix.NUD_STALE != 0:
 	default:
 		return Event{}, false // on its way to one of the above

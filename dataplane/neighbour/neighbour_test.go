@@ -131,6 +131,28 @@ func TestNeighbours(t *testing.T) {
 	}
 }
 
+// An entry that somebody made by hand is told as that: to ask would undo it.
+func TestFixed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	run(t, w.a, "ip neigh replace 10.9.0.9 lladdr 02:00:00:00:00:99 nud permanent dev eth0")
+	deadline := time.After(await.Patience)
+	for {
+		select {
+		case e := <-w.events:
+			if e.Addr != netip.MustParseAddr("10.9.0.9") {
+				continue
+			}
+			if !e.Fixed || e.Answer != dataplane.Yes {
+				t.Errorf("got %+v", e)
+			}
+			return
+		case <-deadline:
+			t.Fatal("nothing was told of it")
+		}
+	}
+}
+
 // What the kernel knows already is told first.
 func TestRunTellsWhatIsKnown(t *testing.T) {
 	t.Parallel()
