@@ -91,6 +91,7 @@ type Lost struct {
 	Node    string
 	Reason  string   // why what the datastore says cannot be used
 	Refused []string // why what BGP peers announce of it is not let in
+	Gone    bool     // the datastore has no such node any more
 }
 
 // Hidden is a block of this host of which a BGP peer is not told.

@@ -137,12 +137,13 @@ func TestExamine(t *testing.T) {
 			to := netip.MustParseAddr("10.1.0.1")
 			f.Hidden = []Hidden{{netip.MustParsePrefix("192.168.1.0/26"), "tor", to, "mute", "BGPFilter mute: rule 1 rejects it"}, {netip.MustParsePrefix("192.168.1.64/26"), "tor", to, "mute", "BGPFilter mute: rule 1 rejects it"}}
 		}, Warning, "hidden-block", "tor (10.1.0.1) is not told of this host's block 192.168.1.0/26: BGPFilter mute: rule 1 rejects it, nor of 192.168.1.64/26; routerctl get bgpfilters mute -o yaml"},
-		"no route": {func(f *Facts) { f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", nil}} }, Critical, "no-route", "192.168.2.0/26 of node2: far; routerctl routes 192.168.2.0/26"},
+		"a node is gone": {func(f *Facts) { f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", nil, true}} }, Warning, "no-route", "192.168.2.0/26 is a block of node node2, which does not exist; routerctl ipam check --fix"},
+		"no route":       {func(f *Facts) { f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", nil, false}} }, Critical, "no-route", "192.168.2.0/26 of node2: far; routerctl routes 192.168.2.0/26"},
 		"filter": {func(f *Facts) {
-			f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", []string{"tor announces it, and BGPFilter no: importV4[0] rejects it"}}}
+			f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", []string{"tor announces it, and BGPFilter no: importV4[0] rejects it"}, false}}
 		}, Critical, "no-route", "; routerctl get bgpfilters no -o yaml"},
 		"refused": {func(f *Facts) {
-			f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", []string{"tor announces it, and AS loop"}}}
+			f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", []string{"tor announces it, and AS loop"}, false}}
 		}, Critical, "no-route", "; routerctl bgp explain 192.168.2.0/26"},
 		"other gateway": {way(Way{Via: netip.MustParseAddr("10.1.0.2"), Hop: survey.Hop{Device: "cali1", Gateway: netip.MustParseAddr("10.1.0.1"), Table: 254}}), Critical, "way", "leave via 10.1.0.1 dev cali1 and not by cali1 via 10.1.0.2"},
 		"source check":  {way(Way{Err: survey.ErrSource}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"},

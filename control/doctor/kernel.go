@@ -193,7 +193,11 @@ func lost(f Facts) []Finding {
 			Severity: Critical, Check: "no-route", Object: l.Prefix.String(),
 			What: fmt.Sprintf("no route leads to %s of %s: %s", l.Prefix, l.Node, l.Reason), Cause: l.Reason, Cure: "routerctl routes " + l.Prefix.String(),
 		}
-		if len(l.Refused) > 0 {
+		switch {
+		case l.Gone:
+			d.Severity, d.What = Warning, fmt.Sprintf("%s is a block of node %s, which does not exist", l.Prefix, l.Node)
+			d.Cause, d.Cure = "the Node was deleted, or never was, and the block was not; hosts take it away after ipam.leakGracePeriod", "routerctl ipam check --fix"
+		case len(l.Refused) > 0:
 			d.What = fmt.Sprintf("no route leads to %s of %s: %s", l.Prefix, l.Node, strings.Join(l.Refused, "; "))
 			d.Cause, d.Cure = "what BGP peers announce of it is not let in", "routerctl bgp explain "+l.Prefix.String()
 			if _, name, ok := strings.Cut(l.Refused[0], "BGPFilter "); ok {

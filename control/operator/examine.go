@@ -24,6 +24,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/felix"
 	"github.com/routerd/routerd/dataplane/survey"
+	"github.com/routerd/routerd/store"
 )
 
 // How long an examination takes at most, and parts of it.
@@ -219,8 +220,14 @@ func (e *examination) lost(ctx context.Context, cands []rib.Candidate) {
 			continue
 		}
 		routed[c.Prefix] = true // it is said once
-		e.facts.Lost = append(e.facts.Lost, doctor.Lost{Prefix: c.Prefix, Node: c.Peer, Reason: c.Reason, Refused: e.refused(ctx, c.Prefix)})
+		e.facts.Lost = append(e.facts.Lost, doctor.Lost{Prefix: c.Prefix, Node: c.Peer, Reason: c.Reason, Refused: e.refused(ctx, c.Prefix), Gone: e.gone(c.Peer)})
 	}
+}
+
+// gone reports whether the cluster's copy has no Node of a name.
+func (e *examination) gone(name string) bool {
+	found, err := e.s.cfg.Snapshot(func(k store.Key) bool { return k == store.ResourceKey(store.KindNode, name) })
+	return err == nil && len(found) == 0
 }
 
 // refused says why what BGP peers announce of a prefix is not let in.

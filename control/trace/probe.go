@@ -93,9 +93,10 @@ func arrived(e ProbeEnd, back bool) bool {
 }
 
 // answers reports whether a host answers the first packet of a protocol by itself: by an echo reply, an acknowledgement or a
-// refusal.
+// refusal. With SCTP it does where the kernel's module is loaded, which the first socket of a program brings about; without,
+// an error of ICMP says that nobody knows the protocol (RFC 1122, section 3.2.2.1).
 func answers(protocol uint8) bool {
-	return protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_ICMP || protocol == unix.IPPROTO_ICMPV6 || protocol == unix.IPPROTO_SCTP
+	return protocol == unix.IPPROTO_TCP || protocol == unix.IPPROTO_ICMP || protocol == unix.IPPROTO_ICMPV6
 }
 
 func lastSeen(p *apiv1.Probe) *apiv1.Sighting {

@@ -25,7 +25,7 @@ func seenAt(node string, at ...string) []*apiv1.Sighting {
 
 func TestAddProbe(t *testing.T) {
 	t.Parallel()
-	const icmp, udp = 1, 17
+	const icmp, udp, sctp = 1, 17, 132
 	pod1, pod3 := ProbeEnd{Node: "node1", Device: "cali1"}, ProbeEnd{Node: "node3", Device: "cali3"}
 	with := func(e ProbeEnd, at ...string) ProbeEnd {
 		e.Seen = seenAt(e.Node, at...)
@@ -49,6 +49,8 @@ func TestAddProbe(t *testing.T) {
 		{"lost on the way back", ProbeFacts{Protocol: icmp, From: with(pod1, "in cali1", "out vxlan"), To: there}, Whole, Broken, "node3", "it arrived, and its answer was seen last on node3, leaving by vxlan"},
 		{"no answer", ProbeFacts{Protocol: icmp, From: with(pod1, "in cali1", "out vxlan"), To: with(pod3, "in vxlan", "out cali3")}, Whole, Broken, "node3", "it arrived, and no answer was seen"},
 		{"a datagram", ProbeFacts{Protocol: udp, From: with(pod1, "in cali1", "out vxlan"), To: with(pod3, "in vxlan", "out cali3")}, Whole, Whole, "", "it arrived; an answer to it is up to the program, and none was seen"},
+		{"an INIT where no program speaks SCTP", ProbeFacts{Protocol: sctp, From: with(pod1, "in cali1", "out vxlan"), To: with(pod3, "in vxlan", "out cali3")}, Whole, Whole, "", "it arrived; an answer to it is up to the program, and none was seen"},
+		{"an INIT that is lost", ProbeFacts{Protocol: sctp, From: with(pod1, "in cali1", "out vxlan"), To: with(pod3, "in vxlan")}, Whole, Broken, "node3", "it was seen last on node3, coming in by vxlan"},
 		{"nowhere", ProbeFacts{Protocol: icmp, From: pod1, To: pod3}, Whole, Broken, "node1", "it was not seen at all: it did not leave where it was sent"},
 		{"not sent", ProbeFacts{Protocol: icmp, From: pod1, To: pod3, Err: errors.New("no route")}, Whole, Whole, "", "not sent: no route"},
 		{"not watched", ProbeFacts{Protocol: icmp, From: with(pod1, "in cali1", "out vxlan"), To: ProbeEnd{Node: "node3", Err: errors.New("late")}}, Whole, Whole, "", "it was seen last on node1, leaving by vxlan"},
