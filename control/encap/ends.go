@@ -124,9 +124,11 @@ func (e *ends) peerFor(n *cluster.Node, inner, outer dataplane.Family) dataplane
 	return p
 }
 
-// encapOf is what travels to a node in a mode.
+// encapOf is what travels to a node in a mode. It does not depend on the ends of tunnels.
 func (e *ends) encapOf(m store.Mode, inner, outer dataplane.Family, n *cluster.Node) (dataplane.Encap, error) {
-	return driverFor(m.Encapsulation).Encap(e.hostFor(inner, outer, m.VNI, m.Port), e.peerFor(n, inner, outer))
+	h := e.hosts[outer]
+	h.Family, h.VXLANVNI, h.VXLANPort = inner, m.VNI, m.Port
+	return driverFor(m.Encapsulation).Encap(h, dataplane.Peer{Name: n.Name, Addr: n.Addr.Of(outer).Addr(), Near: e.reach[outer][n.Name].Near})
 }
 
 // outers lists the families of the underlay over which this host may be sent
@@ -195,11 +197,16 @@ func errNoFamily(inner dataplane.Family, node string) error {
 func (e *ends) pathEnds(k Key, outer dataplane.Family, f dataplane.Encap, id dataplane.NextHopID) (dataplane.Host, dataplane.Peer) {
 	p := e.peerFor(e.nodes.ByName[k.Node], k.Family, outer)
 	p.NextHop = id
+	return e.pathHost(k.Family, outer, f), p
+}
+
+// pathHost is this host's end of forwarding paths as a driver sees it.
+func (e *ends) pathHost(inner, outer dataplane.Family, f dataplane.Encap) dataplane.Host {
 	vni, port := f.VNI, f.Port
 	if f.Driver != dataplane.DriverVXLAN {
 		vni, port = e.pools.Settings.VNI, e.pools.Settings.Port
 	}
-	return e.hostFor(k.Family, outer, vni, port), p
+	return e.hostFor(inner, outer, vni, port)
 }
 
 func (e *ends) missingAddr(inner dataplane.Family, n *cluster.Node) error {

@@ -81,7 +81,8 @@ func (p *Planner) Host(f dataplane.Family) dataplane.Host {
 }
 
 // SetNode follows a node that was old and is n now; nil: there was or is none. It
-// reports whether that is news of this host itself, on which every next hop depends.
+// reports whether that is news of this host itself, on which every next hop depends: what it
+// publishes is none, for a next hop follows its path.
 func (p *Planner) SetNode(name string, old, n *cluster.Node) bool {
 	same := topology.SameNode(n, old)
 	sameEncaps := same && (n == nil || sameEncaps(n.Encaps.NodeEncaps, old.Encaps.NodeEncaps))
@@ -93,7 +94,7 @@ func (p *Planner) SetNode(name string, old, n *cluster.Node) bool {
 			return false
 		}
 		p.Changed()
-		return true
+		return !same
 	}
 	p.countPeer(old, n)
 	if n == nil {

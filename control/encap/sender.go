@@ -38,7 +38,10 @@ type sender struct {
 	lost     map[string]int                                              // by pool, paths that stay as they were because probes get lost
 	prepared map[Key][]dataplane.Object                                  // what an encapsulation that is to come needs
 	learned  func(netip.Addr) (gateway netip.Addr, link string, ok bool) // by BGP; nil: not known
-	retarget set[string]                                                 // nodes for which what is to be measured may have changed
+
+	// The nodes for which what is to be measured may have changed; all: for every one.
+	retarget    set[string]
+	retargetAll bool
 
 	// To be planned anew: with what changed of a node, and of this host, which is
 	// rare.
@@ -53,9 +56,41 @@ func newSender(r *receiver) *sender {
 	}
 }
 
+// poolView is a pool with what the paths to all nodes have in common. It holds until what
+// the planner knows of this host changes.
+type poolView struct {
+	*cluster.Pool
+	mode  store.Mode
+	moved []store.Mode // which this host has moved the pool to
+
+	ready    dataplane.Encap // the last one that was asked for
+	sendable bool            // this host can send it, and has published that
+}
+
+func (s *sender) view(p *cluster.Pool) *poolView {
+	v := &poolView{Pool: p, mode: s.pools.Mode(p)}
+	if s.nodes.Own() != nil {
+		v.moved = s.movedTo(p.Name)
+	}
+	return v
+}
+
+// simple reports whether nothing stands between a node and the encapsulation that it is to
+// be sent: no other one is left, and both ends are ready for it. That is what a
+// [choice] comes to for nearly all nodes.
+func (s *sender) simple(v *poolView, n *cluster.Node, wanted dataplane.Encap) bool {
+	if slices.ContainsFunc(v.moved, func(m store.Mode) bool { return m != v.mode }) {
+		return false
+	}
+	if wanted != v.ready {
+		v.ready, v.sendable = wanted, s.mayUse(wanted) && s.canSend(wanted, v.Family()) == nil
+	}
+	return v.sendable && canAccept(n.Encaps, wanted)
+}
+
 // planPath applies the sender's rule to a pool and a node. It is a pure
 // function of what the planner knows.
-func (s *sender) planPath(p *cluster.Pool, n *cluster.Node) Path {
+func (s *sender) planPath(p *poolView, n *cluster.Node) Path {
 	inner := p.Family()
 	outer, ok := outerFor(inner, s.hasHost, func(f dataplane.Family) bool { return n.Addr.Of(f).IsValid() })
 	if !ok {
@@ -63,10 +98,24 @@ func (s *sender) planPath(p *cluster.Pool, n *cluster.Node) Path {
 	}
 	w := Path{Outer: outer}
 	var err error
-	if w.Wanted, err = s.encapOf(s.pools.Mode(p), inner, outer, n); err != nil {
+	if w.Wanted, err = s.encapOf(p.mode, inner, outer, n); err != nil {
 		w.Err = err
 		return w
 	}
+	if s.simple(p, n, w.Wanted) {
+		w.Target, w.Encap = w.Wanted, w.Wanted
+		return w
+	}
+	w.decision = s.choose(p, n, w)
+	if w.Encap == (dataplane.Encap{}) {
+		w.Err = fmt.Errorf("%s to node %s: %w: %w", w.Target, n.Name, errNotPublished, dataplane.ErrIncomplete)
+	}
+	return w
+}
+
+// choose chooses in which encapsulation a pool's packets go to a node.
+func (s *sender) choose(p *poolView, n *cluster.Node, w Path) decision {
+	inner, outer := p.Family(), w.Outer
 	c := choice{
 		peer: n.Name, wanted: w.Wanted, mayUse: s.mayUse,
 		accepts: func(f dataplane.Encap) bool { return canAccept(n.Encaps, f) },
@@ -80,22 +129,20 @@ func (s *sender) planPath(p *cluster.Pool, n *cluster.Node) Path {
 	}
 	c.moved = s.movedEncaps(p, n, outer)
 	c.forced = p.Forced
-	_, c.plain = s.plainProbe(Key{p.Name, n.Name, inner}, outer, c.moved)
+	if w.Wanted.Driver == dataplane.DriverDirect {
+		_, c.plain = s.plainProbe(Key{p.Name, n.Name, inner}, outer, c.moved)
+	}
 	c.others = func() []dataplane.Encap {
 		return s.fallbacks(Key{p.Name, n.Name, inner}, n, outer)
 	}
-	w.decision = c.decide()
-	if w.Encap == (dataplane.Encap{}) {
-		w.Err = fmt.Errorf("%s to node %s: %w: %w", w.Target, n.Name, errNotPublished, dataplane.ErrIncomplete)
-	}
-	return w
+	return c.decide()
 }
 
 // movedEncaps lists the encapsulations of the modes that this host has moved a pool to,
 // as they are towards a node, the newest first.
-func (s *sender) movedEncaps(p *cluster.Pool, n *cluster.Node, outer dataplane.Family) []dataplane.Encap {
+func (s *sender) movedEncaps(p *poolView, n *cluster.Node, outer dataplane.Family) []dataplane.Encap {
 	var out []dataplane.Encap
-	for _, m := range s.movedTo(p.Name) {
+	for _, m := range p.moved {
 		if f, err := s.encapOf(m, p.Family(), outer, n); err == nil {
 			out = append(out, f)
 		}
@@ -170,10 +217,17 @@ func (s *sender) replan() set[string] {
 	names := maps.Keys(follow)
 	if s.replanAll {
 		names = maps.Keys(s.nodes.ByName)
+		s.retargetAll = true
+	} else {
+		maps.Copy(s.retarget, follow)
 	}
 	s.replanAll = false
+	pools := make([]*poolView, 0, len(s.pools.ByName))
+	for _, p := range s.pools.ByName {
+		pools = append(pools, s.view(p))
+	}
 	for name := range names {
-		for _, p := range s.pools.ByName {
+		for _, p := range pools {
 			if s.rechoosePool(p, name) {
 				follow[name] = struct{}{}
 			}
@@ -182,10 +236,9 @@ func (s *sender) replan() set[string] {
 	return follow
 }
 
-func (s *sender) rechoosePool(p *cluster.Pool, name string) bool {
+func (s *sender) rechoosePool(p *poolView, name string) bool {
 	k := Key{p.Name, name, p.Family()}
 	n := s.nodes.ByName[name]
-	s.retarget[name] = struct{}{}
 	if n == nil || name == s.nodes.Self || s.nodes.Own() == nil {
 		return s.dropPath(k)
 	}

@@ -3,6 +3,7 @@ package encap
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/routerd/routerd/dataplane"
@@ -14,8 +15,15 @@ type probeTargets struct {
 	*sender
 	plainTo  set[string]                        // nodes to which plain packets are measured
 	targeted map[string][]dataplane.ProbeTarget // by node
+	order    []string                           // the nodes, by name; nil: not known
 	shared   map[dataplane.ProbePath]*dataplane.ProbePath
+	last     *dataplane.ProbePath // of shared: the next one is often the same
 	usual    map[dataplane.Family]dataplane.Encap
+
+	// Of one [probeTargets.Targets], with room for the next.
+	tunnelEnds []tunnelEnd
+	tunnels    []candidate
+	found      []dataplane.ProbeTarget
 }
 
 // maxShared bounds the paths that are kept for the next targets: a host has few, and those
@@ -35,34 +43,53 @@ func (t *probeTargets) Targets() ([]dataplane.ProbeTarget, bool) {
 	for _, f := range families() {
 		if usual := t.usualEncap(f); usual != t.usual[f] {
 			t.usual[f] = usual
-			for name := range t.nodes.ByName {
-				t.retarget[name] = struct{}{}
-			}
+			t.retargetAll = true
 		}
 	}
+	t.tunnelEnds = t.tunnelEnds[:0]
+	pools := make([]*poolView, 0, len(t.pools.ByName))
+	for _, p := range t.pools.ByName {
+		pools = append(pools, t.view(p))
+	}
 	changed := false
-	for name := range t.retarget {
-		now := t.targetsOf(name)
+	again := func(name string) {
+		now := t.targetsOf(pools, name)
 		if slices.EqualFunc(now, t.targeted[name], dataplane.ProbeTarget.Equal) {
-			continue
+			return
 		}
 		changed = true
 		if len(now) == 0 {
 			delete(t.targeted, name)
-		} else {
-			t.targeted[name] = now
+			t.order = nil
+			return
+		}
+		if _, ok := t.targeted[name]; !ok {
+			t.inOrder(name)
+		}
+		t.targeted[name] = slices.Clone(now)
+	}
+	for name := range t.retarget {
+		again(name)
+	}
+	if t.retargetAll {
+		for name := range t.nodes.ByName {
+			again(name)
 		}
 	}
-	t.retarget = set[string]{}
+	t.retarget, t.retargetAll = set[string]{}, false
 	if !changed {
 		return nil, false
+	}
+	if t.order == nil {
+		t.order = slices.AppendSeq(make([]string, 0, len(t.targeted)), maps.Keys(t.targeted))
+		slices.Sort(t.order)
 	}
 	n := 0
 	for _, list := range t.targeted {
 		n += len(list)
 	}
 	out := make([]dataplane.ProbeTarget, 0, n)
-	for _, name := range slices.Sorted(maps.Keys(t.targeted)) {
+	for _, name := range t.order {
 		from := len(out)
 		out = append(out, t.targeted[name]...)
 		t.targeted[name] = out[from:len(out):len(out)] // kept once: no reader changes it
@@ -70,12 +97,23 @@ func (t *probeTargets) Targets() ([]dataplane.ProbeTarget, bool) {
 	return out, true
 }
 
+// inOrder puts a node that is new in its place. Where many are, one by one, their order is found
+// at once instead.
+func (t *probeTargets) inOrder(name string) {
+	if len(t.order) == 0 || t.retargetAll || len(t.retarget) > 16 {
+		t.order = nil
+		return
+	}
+	at, _ := slices.BinarySearch(t.order, name)
+	t.order = slices.Insert(t.order, at, name)
+}
+
 // RoutesChanged has found anew by which gateways plain packets that are measured leave.
 func (t *probeTargets) RoutesChanged() { maps.Copy(t.retarget, t.plainTo) }
 
 // Retargeted reports whether what is to be measured may have changed since
 // [probeTargets.Targets] was asked last.
-func (t *probeTargets) Retargeted() bool { return len(t.retarget) > 0 }
+func (t *probeTargets) Retargeted() bool { return t.retargetAll || len(t.retarget) > 0 }
 
 // usualEncap is the encapsulation, without a VNI, that some pool uses towards
 // some peers at least: peers that are sent plain packets are probed in it. VXLAN
@@ -94,126 +132,171 @@ func (e *ends) usualEncap(f dataplane.Family) dataplane.Encap {
 	return usual
 }
 
-// targetsOf lists what is to be measured towards a node, by family.
-func (t *probeTargets) targetsOf(name string) []dataplane.ProbeTarget {
+// candidate is a target whose path is not kept yet.
+type candidate struct {
+	dataplane.ProbeTarget
+	path dataplane.ProbePath
+}
+
+// targetsOf lists what is to be measured towards a node, by family. The list is good until the
+// next call.
+func (t *probeTargets) targetsOf(pools []*poolView, name string) []dataplane.ProbeTarget {
 	delete(t.plainTo, name)
 	n := t.nodes.ByName[name]
 	if n == nil {
 		return nil
 	}
-	tunnels := map[dataplane.Family][]dataplane.ProbeTarget{}
-	for _, p := range t.pools.ByName {
-		k := Key{p.Name, name, p.Family()}
-		w := t.paths[k]
-		h, ok := t.hosts[w.Outer]
+	out := t.found[:0]
+	for _, outer := range families() {
+		h, ok := t.hosts[outer]
 		if !ok {
 			continue
 		}
-		underlay := dataplane.ProbePath{Family: w.Outer, Uplink: h.Uplink, Local: h.Addr, Encap: t.usual[w.Outer]}
-		peer := dataplane.ProbeTarget{Node: name, Registered: n.Addr.Of(w.Outer).Addr()}
-		if a := n.Public.Of(w.Outer); a != peer.Registered {
-			peer.Public = a
+		underlay := candidate{path: dataplane.ProbePath{Family: outer, Uplink: h.Uplink, Local: h.Addr, Encap: t.usual[outer]}}
+		underlay.Node, underlay.Registered = name, n.Addr.Of(outer).Addr()
+		if a := n.Public.Of(outer); a != underlay.Registered {
+			underlay.Public = a
 		}
-		list := tunnels[w.Outer]
-		if list == nil {
-			list = append(list, along(underlay, peer))
-		}
-		for _, f := range []dataplane.Encap{w.Encap, w.Wanted} {
-			if tg := along(underlay, peer); t.tunnel(&tg, k, w, f) {
-				list = append(list, tg)
+		goes := false
+		tunnels := t.tunnels[:0]
+		for _, p := range pools {
+			k := Key{p.Name, name, p.Family()}
+			w := t.paths[k]
+			if w.Outer != outer {
+				continue
+			}
+			goes = true
+			tunnels = t.along(tunnels, underlay, k, w, w.Encap)
+			if w.Wanted != w.Encap {
+				tunnels = t.along(tunnels, underlay, k, w, w.Wanted)
+			}
+			if w.Wanted.Driver != dataplane.DriverDirect {
+				continue
+			}
+			if plain, ok := t.plainProbe(k, outer, t.movedEncaps(p, n, outer)); ok {
+				t.plainTo[name] = struct{}{}
+				if plain.gateway.IsValid() {
+					c := underlay
+					c.path.Encap, c.path.Tunnel, c.Peer, c.Gateway = w.Wanted, plain.ProbeTunnel, plain.peer, plain.gateway
+					tunnels = append(tunnels, c)
+				}
 			}
 		}
-		if plain, ok := t.plainProbe(k, w.Outer, t.movedEncaps(p, n, w.Outer)); ok && w.Wanted.Driver == dataplane.DriverDirect {
-			t.plainTo[name] = struct{}{}
-			if plain.gateway.IsValid() {
-				tg := along(underlay, peer)
-				tg.Encap, tg.Tunnel, tg.Peer, tg.Gateway = w.Wanted, plain.ProbeTunnel, plain.peer, plain.gateway
-				list = append(list, tg)
-			}
+		if t.tunnels = tunnels; !goes {
+			continue
 		}
-		tunnels[w.Outer] = list
-	}
-	var out []dataplane.ProbeTarget
-	for _, f := range families() {
-		if list := tunnels[f]; len(list) > 0 {
-			out = append(out, sortTargets(list[0], list[1:])...)
+		tunnels = sortTargets(&underlay, tunnels)
+		out = append(out, t.kept(underlay))
+		for _, c := range tunnels {
+			out = append(out, t.kept(c))
 		}
 	}
-	for i, tg := range out {
-		out[i].ProbePath = t.kept(*tg.ProbePath)
-	}
+	t.found = out
 	return out
 }
 
-// along is a peer with a path of its own, which may be changed until it is kept.
-func along(p dataplane.ProbePath, peer dataplane.ProbeTarget) dataplane.ProbeTarget {
-	peer.ProbePath = &p
-	return peer
-}
-
-// kept returns the one path of all targets that have the same.
-func (t *probeTargets) kept(p dataplane.ProbePath) *dataplane.ProbePath {
-	if one, ok := t.shared[p]; ok {
-		return one
+// kept is a candidate as a target, with the one path of all targets that have the same.
+func (t *probeTargets) kept(c candidate) dataplane.ProbeTarget {
+	if t.last == nil || *t.last != c.path {
+		one, ok := t.shared[c.path]
+		if !ok {
+			if len(t.shared) >= maxShared {
+				clear(t.shared)
+			}
+			p := c.path
+			one = &p
+			t.shared[p] = one
+		}
+		t.last = one
 	}
-	if len(t.shared) >= maxShared {
-		clear(t.shared)
-	}
-	t.shared[p] = &p
-	return &p
+	c.ProbePath = t.last
+	return c.ProbeTarget
 }
 
 // sortTargets orders the tunnels over one underlay, and has the underlay probed
 // in the encapsulation of the first.
-func sortTargets(underlay dataplane.ProbeTarget, tunnels []dataplane.ProbeTarget) []dataplane.ProbeTarget {
-	slices.SortFunc(tunnels, func(a, b dataplane.ProbeTarget) int {
-		return cmp.Or(dataplane.CompareEncaps(a.Encap, b.Encap), cmp.Compare(a.Tunnel.Inner, b.Tunnel.Inner), boolCompare(b.Tunnel.InUse, a.Tunnel.InUse))
+func sortTargets(underlay *candidate, tunnels []candidate) []candidate {
+	slices.SortFunc(tunnels, func(a, b candidate) int {
+		return cmp.Or(dataplane.CompareEncaps(a.path.Encap, b.path.Encap), cmp.Compare(a.path.Tunnel.Inner, b.path.Tunnel.Inner), boolCompare(b.path.Tunnel.InUse, a.path.Tunnel.InUse))
 	})
 	// What one pool uses and another is to use is in use.
-	tunnels = slices.CompactFunc(tunnels, func(a, b dataplane.ProbeTarget) bool { return a.Encap == b.Encap && a.Tunnel.Inner == b.Tunnel.Inner })
-	if i := slices.IndexFunc(tunnels, func(t dataplane.ProbeTarget) bool { return t.Encap.Driver != dataplane.DriverDirect }); i >= 0 {
-		underlay.Encap = tunnels[i].Encap
-		underlay.Encap.VNI = 0
+	tunnels = slices.CompactFunc(tunnels, func(a, b candidate) bool {
+		return a.path.Encap == b.path.Encap && a.path.Tunnel.Inner == b.path.Tunnel.Inner
+	})
+	if i := slices.IndexFunc(tunnels, func(c candidate) bool { return c.path.Encap.Driver != dataplane.DriverDirect }); i >= 0 {
+		underlay.path.Encap = tunnels[i].path.Encap
+		underlay.path.Encap.VNI = 0
 	}
 	// While the address of one of the two devices is not known nothing can be
 	// sent that way.
-	tunnels = slices.DeleteFunc(tunnels, func(t dataplane.ProbeTarget) bool { return !t.Tunnel.Local.IsValid() || !t.Peer.IsValid() })
-	return append([]dataplane.ProbeTarget{underlay}, tunnels...)
+	return slices.DeleteFunc(tunnels, func(c candidate) bool { return !c.path.Tunnel.Local.IsValid() || !c.Peer.IsValid() })
 }
 
-// tunnel makes tg a tunnel to a node. It reports false where there is nothing
-// to probe: plain packets, and encapsulations that one of the two ends does not
-// accept.
-func (t *probeTargets) tunnel(tg *dataplane.ProbeTarget, k Key, w Path, f dataplane.Encap) bool {
-	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.accepts(f) || !canAccept(t.nodes.ByName[k.Node].Encaps, f) {
-		return false
+// tunnelEnd is this host's end of tunnels in an encapsulation, for workloads of a family over an
+// underlay of a family. All peers have it in common.
+type tunnelEnd struct {
+	encap        dataplane.Encap
+	inner, outer dataplane.Family
+	tunnel       dataplane.ProbeTunnel
+	ipip         netip.Addr // of the device for IPIP
+	err          error      // why there is none
+}
+
+// endOf returns this host's end, which [probeTargets.Targets] derives once.
+func (t *probeTargets) endOf(f dataplane.Encap, inner, outer dataplane.Family) tunnelEnd {
+	if i := slices.IndexFunc(t.tunnelEnds, func(e tunnelEnd) bool { return e.encap == f && e.inner == inner && e.outer == outer }); i >= 0 {
+		return t.tunnelEnds[i]
 	}
-	h, p := t.pathEnds(k, w.Outer, f, 0)
-	objs, err := driverOf(f).Host(h)
-	if err != nil {
-		return false
-	}
-	tun := dataplane.ProbeTunnel{Inner: k.Family, InUse: w.Encap == f, Local: h.VXLANAddr}
+	h := t.pathHost(inner, outer, f)
+	e := tunnelEnd{encap: f, inner: inner, outer: outer, tunnel: dataplane.ProbeTunnel{Inner: inner, Local: h.VXLANAddr}, ipip: h.IPIPAddr}
+	var objs []dataplane.Object
+	objs, e.err = driverOf(f).Host(h)
 	for _, o := range objs {
 		if l, ok := o.(dataplane.Link); ok {
-			tun.Link, tun.MTU = l.Name, l.MTU
+			e.tunnel.Link, e.tunnel.MTU = l.Name, l.MTU
 		}
 	}
-	tg.Peer = p.VXLANAddr
-	gateway := planWith(driverOf(f), h, p).Hop.Gateway
+	t.tunnelEnds = append(t.tunnelEnds, e)
+	return e
+}
+
+// along appends a tunnel to a node over the underlay. There is nothing to probe of plain
+// packets, and in encapsulations that one of the two ends does not accept.
+func (t *probeTargets) along(tunnels []candidate, underlay candidate, k Key, w Path, f dataplane.Encap) []candidate {
+	n := t.nodes.ByName[k.Node]
+	if f.Driver == "" || f.Driver == dataplane.DriverDirect || !t.accepts(f) || !canAccept(n.Encaps, f) {
+		return tunnels
+	}
+	e := t.endOf(f, k.Family, w.Outer)
+	if e.err != nil {
+		return tunnels
+	}
+	c, tun := underlay, e.tunnel
+	tun.InUse = w.Encap == f
 	switch {
 	case f.Driver == dataplane.DriverIPIP && w.Outer == dataplane.IPv4:
 		// Without a route, the kernel takes the inner destination as that of the
 		// outer header: so it is the peer's own address.
-		tun.Local, tg.Peer = tg.Local.Addr(), tg.Registered
-		if tg.Public.IsValid() {
+		tun.Local, c.Peer = c.path.Local.Addr(), c.Registered
+		if c.Public.IsValid() {
 			tun.Skip = "IPIP to a host behind NAT is not measured"
 		}
 	case f.Driver == dataplane.DriverIPIP:
-		tun.Local, tg.Peer, tg.Gateway = h.IPIPAddr, t.nodes.ByName[k.Node].IPIPAddr.Of(k.Family), gateway
-	case k.Family == dataplane.IPv6:
-		tg.Gateway = gateway
+		tun.Local, c.Peer, c.Gateway = e.ipip, n.IPIPAddr.Of(k.Family), t.gatewayTo(k, w.Outer, f)
+	default:
+		if t.vteps.refuses(n, k.Family, w.Outer) == nil {
+			c.Peer = n.VXLANAddr.Of(k.Family)
+		}
+		if k.Family == dataplane.IPv6 {
+			c.Gateway = t.gatewayTo(k, w.Outer, f)
+		}
 	}
-	tg.Encap, tg.Tunnel = f, tun
-	return true
+	c.path.Encap, c.path.Tunnel = f, tun
+	return append(tunnels, c)
+}
+
+// gatewayTo is the gateway on a tunnel's device that leads to a node.
+func (t *probeTargets) gatewayTo(k Key, outer dataplane.Family, f dataplane.Encap) netip.Addr {
+	h, p := t.pathEnds(k, outer, f, 0)
+	return planWith(driverOf(f), h, p).Hop.Gateway
 }

@@ -116,6 +116,9 @@ func (v *vteps) setBlock(old, b *cluster.Block, changed set[string]) {
 // node, and of a MAC the node from whose name it is derived; where neither says so,
 // the first by name, on every host the same.
 func (v *vteps) refuses(n *cluster.Node, inner, outer dataplane.Family) error {
+	if len(v.contested) == 0 && !v.byAddr.AnyShared() && !v.byMAC.AnyShared() {
+		return nil // no two claims meet anywhere, as nearly always
+	}
 	a, m := n.VXLANAddr.Of(inner), vtepMAC{outer, vxlanMAC(n, outer)}
 	owner := v.blocks.Assigned(a)
 	switch is := v.nodes.ByName[owner] != nil; {

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"strconv"
 	"unique"
 
 	"github.com/routerd/routerd/control/desired"
@@ -55,12 +56,16 @@ const firstID = 1 << 24
 // number in every run of the daemon; taken says which are in use by other
 // identities, so that two that fall on one number get different ones.
 func hopID(k hopKey, taken func(dataplane.NextHopID) bool) dataplane.NextHopID {
-	h := fnv.New32a()
-	// Writing to a hash never fails.
-	fmt.Fprintf(h, "%s\x00%s\x00%s\x00%d", k.Pool, k.Node, k.hops.Single(), k.Family) //nolint:errcheck // hash.Hash never returns an error
-	if k.group() {
-		fmt.Fprintf(h, "\x00%s", k.hops.Join(" ")) //nolint:errcheck // as above
+	text := make([]byte, 0, 128)
+	for _, s := range []string{k.Pool, k.Node, k.hops.Single().String()} {
+		text = append(append(text, s...), 0)
 	}
+	text = strconv.AppendUint(text, uint64(k.Family), 10)
+	if k.group() {
+		text = append(append(text, 0), k.hops.Join(" ")...)
+	}
+	h := fnv.New32a()
+	h.Write(text) //nolint:errcheck // hash.Hash never returns an error
 	id := dataplane.NextHopID(h.Sum32()&0x7fffffff | firstID)
 	for taken(id) {
 		id = (id+1)&0x7fffffff | firstID
@@ -112,6 +117,14 @@ type nextHops struct {
 	turned    set[hopKey]                        // their routes are to be chosen anew
 	usableNow map[unique.Handle[hopKey]][]hopKey // usable members, of this round of choosing
 	choices   *dense.Numbers[chosen]             // the routes in use, by a record's route
+	offered   offer                              // of this round of choosing, the last one
+}
+
+// offer is what a next hop that is not in use would be.
+type offer struct {
+	key  hopKey
+	id   dataplane.NextHopID
+	plan encap.Plan
 }
 
 func newNextHops(n *topology.Network, p *encap.Planner, o *desired.Objects) *nextHops {
@@ -143,13 +156,18 @@ func (n *nextHops) acquireHop(k hopKey) *hop {
 func (n *nextHops) hopOf(k hopKey) *hop {
 	h, ok := n.hops[k]
 	if !ok {
-		h = &hop{key: k, id: hopID(k, n.idTaken)}
+		made := n.offered
+		if made.key != k || n.idTaken(made.id) {
+			made = offer{key: k, id: hopID(k, n.idTaken)}
+			if !k.group() {
+				made.plan = n.planHop(k, made.id)
+			}
+		}
+		h = &hop{key: k, id: made.id, plan: made.plan}
 		n.hops[k] = h
 		n.ids[h.id] = h
 		if k.group() {
 			n.fillGroup(h)
-		} else {
-			h.plan = n.planHop(k, h.id)
 		}
 		for _, o := range h.plan.Objects {
 			n.objects.Acquire(o)
@@ -223,7 +241,11 @@ func (n *nextHops) refreshHop(k hopKey) bool {
 	if p.Err != nil {
 		return false
 	}
-	n.objects.Swap(h.plan.Objects, p.Objects)
+	if slices.Equal(h.plan.Objects, p.Objects) {
+		p.Objects = h.plan.Objects // they are in use: the others are not kept
+	} else {
+		n.objects.Swap(h.plan.Objects, p.Objects)
+	}
 	h.plan = p
 	return true
 }
@@ -233,7 +255,9 @@ func (n *nextHops) usable(k hopKey) encap.Plan {
 	if h, ok := n.hops[k]; ok && !n.stale[k] {
 		return h.plan
 	}
-	return n.planHop(k, hopID(k, func(id dataplane.NextHopID) bool { o, ok := n.ids[id]; return ok && o.key != k }))
+	id := hopID(k, func(id dataplane.NextHopID) bool { o, ok := n.ids[id]; return ok && o.key != k })
+	n.offered = offer{k, id, n.planHop(k, id)}
+	return n.offered.plan
 }
 
 func (n *nextHops) refresh(k hopKey) {

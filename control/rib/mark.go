@@ -135,6 +135,9 @@ func (r *RIB) MarkOrigins(changed []netip.Prefix) {
 // markParts marks what BGP says of parts of a block: whether it counts depends on who
 // holds the block. Blocks are small, and there may be a million paths.
 func (r *RIB) markParts(block netip.Prefix) {
+	if len(r.byHop) == 0 {
+		return // BGP says nothing
+	}
 	free := block.Addr().BitLen() - block.Bits()
 	if free > topology.MaxBlockBits || r.prefixes.Len() < 2<<free {
 		for at, rec := range r.prefixes.All() {
@@ -160,12 +163,14 @@ func (r *RIB) MarkAround(a netip.Addr) {
 		r.MarkWithin(r.pools.ByName[pool].CIDR)
 	}
 	r.markNextHop(a)
+	for p := range r.blocks.Around(a) {
+		r.mark(r.prefixes.make(p))
+	}
+	if len(r.byHop) == 0 {
+		return // BGP says nothing
+	}
 	for bits := range a.BitLen() + 1 {
-		p := netip.PrefixFrom(a, bits).Masked()
-		if _, ok := r.blocks.Origin(p); ok {
-			r.mark(r.prefixes.make(p))
-		}
-		r.markPath(p)
+		r.markPath(netip.PrefixFrom(a, bits).Masked())
 	}
 }
 

@@ -74,11 +74,13 @@ func (r *RIB) Choose() {
 		r.choose(at)
 		r.prefixes.tidy(at)
 	}
+	r.offered = offer{}
 }
 
 // begin begins a round of choosing.
 func (r *RIB) begin() {
 	r.round++
+	r.offered = offer{}
 	clear(r.usableNow)
 	for k := range r.turned {
 		if by := r.byHop[k]; by != nil {

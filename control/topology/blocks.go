@@ -154,6 +154,27 @@ func (b *Blocks) Assigned(a netip.Addr) string {
 	return ""
 }
 
+// Around yields the prefixes that are some node's and in which an address lies. One that is
+// a block and a pod CIDR comes twice.
+func (b *Blocks) Around(a netip.Addr) iter.Seq[netip.Prefix] {
+	return func(yield func(netip.Prefix) bool) {
+		single := Single(a)
+		for block := range b.covering(single) {
+			if _, ok := b.Origin(block.CIDR); ok && !yield(block.CIDR) {
+				return
+			}
+		}
+		for p := range b.podNodes.Supernets(single) {
+			if _, ok := b.Origin(p); ok && !yield(p) {
+				return
+			}
+		}
+		if _, ok := b.Origin(single); ok { // borrowed
+			yield(single)
+		}
+	}
+}
+
 // Of yields the prefixes of a node.
 func (b *Blocks) Of(node string) iter.Seq[netip.Prefix] { return b.byNode.Of(node) }
 

@@ -95,6 +95,20 @@ func TestBlocks(t *testing.T) {
 				t.Fatalf("prefixes that are another's (-want +got):\n%s", diff)
 			}
 			whose = now
+			for _, p := range all {
+				around, contain := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
+				for o := range b.Around(p.Addr()) {
+					around[o] = true
+				}
+				for o := range now {
+					if o.Contains(p.Addr()) {
+						contain[o] = true
+					}
+				}
+				if diff := cmp.Diff(contain, around, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+					t.Fatalf("prefixes around %s (-want +got):\n%s", p.Addr(), diff)
+				}
+			}
 			listed := map[netip.Prefix]bool{}
 			for _, node := range []string{"a", "b"} {
 				for p := range b.Of(node) {

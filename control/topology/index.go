@@ -57,6 +57,9 @@ func (x Index[K, V]) Keys() iter.Seq[K] {
 	}
 }
 
+// AnyShared reports whether some set has several values.
+func (x Index[K, V]) AnyShared() bool { return len(x.more) > 0 }
+
 // Shared yields the keys of which several have the set, and the set, which nobody
 // changes.
 func (x Index[K, V]) Shared() iter.Seq2[K, []V] { return maps.All(x.more) }
