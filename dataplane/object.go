@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"strconv"
 	"strings"
 )
 
@@ -130,16 +131,18 @@ func (m MAC) String() string {
 // ParseMAC parses the colon-separated form of a 6-byte Ethernet address.
 func ParseMAC(s string) (MAC, error) {
 	var m MAC
-	parts := strings.Split(s, ":")
-	if len(parts) != len(m) {
+	if strings.Count(s, ":") != len(m)-1 {
 		return MAC{}, fmt.Errorf("parse MAC address %q: want six bytes separated by colons", s)
 	}
-	for i, p := range parts {
-		b, err := hex.DecodeString(p)
-		if err != nil || len(b) != 1 {
+	rest := s
+	for i := range m {
+		var p string
+		p, rest, _ = strings.Cut(rest, ":")
+		b, err := strconv.ParseUint(p, 16, 8)
+		if err != nil || len(p) != 2 {
 			return MAC{}, fmt.Errorf("parse MAC address %q: %q is not a byte in hexadecimal", s, p)
 		}
-		m[i] = b[0]
+		m[i] = byte(b)
 	}
 	return m, nil
 }

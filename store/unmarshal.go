@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"strings"
 	"time"
 	"unique"
 
@@ -162,8 +163,42 @@ func (r *reader) string() string {
 
 // unquoted is a string with escapes, or what is none.
 func (r *reader) unquoted(text []byte) (s string) {
+	if s, ok := unescaped(text); ok {
+		return s
+	}
 	r.odd = r.odd || json.Unmarshal(text, &s) != nil
 	return s
+}
+
+// unescaped is a string of ASCII in which no more is escaped than JSON inside JSON has to.
+func unescaped(text []byte) (string, bool) {
+	if len(text) < 2 {
+		return "", false
+	}
+	text = text[1 : len(text)-1]
+	var s strings.Builder
+	s.Grow(len(text))
+	for len(text) > 0 {
+		plain := bytes.IndexByte(text, '\\')
+		if plain < 0 {
+			plain = len(text)
+		}
+		for _, c := range text[:plain] {
+			if c < ' ' || c >= 0x80 {
+				return "", false
+			}
+		}
+		s.Write(text[:plain])
+		if text = text[plain:]; len(text) == 0 {
+			break
+		}
+		if len(text) < 2 || text[1] != '"' && text[1] != '\\' && text[1] != '/' {
+			return "", false
+		}
+		s.WriteByte(text[1])
+		text = text[2:]
+	}
+	return s.String(), true
 }
 
 func (r *reader) bool() bool {

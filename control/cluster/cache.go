@@ -561,7 +561,7 @@ func (c *cache) changes(pending map[store.Key]unsaved, of complete, all bool) ([
 				return nil, fmt.Errorf("save %s: %w", key, err)
 			}
 		}
-		out = append(out, journal.Change{Key: path, Value: raw})
+		out = append(out, journal.Change{Key: path, Value: raw, Checked: true})
 	}
 	if all {
 		named := make(map[string]bool, len(pending))
@@ -584,7 +584,8 @@ func (c *cache) changes(pending map[store.Key]unsaved, of complete, all bool) ([
 	return out, nil
 }
 
-// content is what is saved of an object: JSON, and a string of it where it is none.
+// content is what is saved of an object: JSON, which was decoded or made here, and a string of it
+// where it is none.
 func content(ev store.Event) (json.RawMessage, error) {
 	raw := ev.Object.Raw
 	switch {

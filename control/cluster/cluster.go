@@ -264,11 +264,30 @@ func (c *Cluster) apply(b store.Batch) {
 	turned := c.turn(b.Err, b.Synced)
 	c.fresh.Withheld = withheld
 	c.own.filter(changes, b.Revision, b.Synced)
+	changes = lastOfEach(changes)
 	for _, f := range c.followers {
 		// Who decides by a kind of which nothing is known does not know all.
 		f.add(changes, b.Synced && !slices.ContainsFunc(unknown, func(k store.Kind) bool { return f.needs(k) }), turned)
 	}
 	c.advanced()
+}
+
+// lastOfEach returns the last change of each key, in their order.
+func lastOfEach(changes []*Change) []*Change {
+	last := make(map[store.Key]int, len(changes))
+	for i, ch := range changes {
+		last[ch.Key] = i
+	}
+	if len(last) == len(changes) {
+		return changes
+	}
+	var out []*Change
+	for i, ch := range changes {
+		if last[ch.Key] == i {
+			out = append(out, ch)
+		}
+	}
+	return out
 }
 
 // withheldBy returns the kinds of which a batch's store has said nothing, and why there

@@ -80,7 +80,7 @@ type Follower struct {
 // followers of no kinds, too. It is to be called before [Cluster.Run]: the copy
 // does not hold what all have seen.
 func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
-	f := &Follower{c: c, kinds: make(map[store.Kind]bool, len(kinds)), wake: async.NewSignal(), pending: newQueue(), later: newQueue()}
+	f := &Follower{c: c, kinds: make(map[store.Kind]bool, len(kinds)), wake: async.NewSignal()}
 	for _, k := range kinds {
 		if !slices.Contains(c.kinds(), k) {
 			panic(fmt.Sprintf("cluster: no follower may watch %s", k))
@@ -151,9 +151,13 @@ func (f *Follower) FromDisk() bool {
 	return f.disk != nil
 }
 
-// add appends changes to those that the reader has not seen. The caller has the
+// add appends changes, a key once, to those that the reader has not seen. The caller has the
 // Cluster's lock.
 func (f *Follower) add(changes []*Change, synced, turned bool) {
+	if f.disk == nil && f.pending.n == 0 {
+		f.pending.fill(changes, f.wants)
+		changes = nil
+	}
 	for _, ch := range changes {
 		switch {
 		case !f.wants(ch.Key):
@@ -197,34 +201,58 @@ func (f *Follower) notify() {
 	}
 }
 
-func (f *Follower) news() bool { return len(f.pending.at) > 0 || f.synced || f.turned }
+func (f *Follower) news() bool { return f.pending.n > 0 || f.synced || f.turned }
 
-// queue holds the last change of each key, in their order.
+// queue holds the last change of each key, in their order. What comes while nothing waits,
+// as a whole cluster does at a start, is often taken before more comes: so where a change is
+// gets known with the first one that may take the place of another.
 type queue struct {
-	changes []*Change // may have holes
-	at      map[store.Key]int
+	changes []*Change         // may have holes
+	n       int               // without the holes
+	at      map[store.Key]int // where in changes; nil: not known yet
 }
 
-func newQueue() queue { return queue{at: make(map[store.Key]int)} }
+// fill puts those of some changes into an empty queue that are wanted. Each is of another key.
+func (q *queue) fill(changes []*Change, wanted func(store.Key) bool) {
+	q.changes, q.at = nil, nil
+	for _, ch := range changes {
+		if wanted(ch.Key) {
+			q.changes = append(q.changes, ch)
+		}
+	}
+	q.n = len(q.changes)
+}
 
 func (q *queue) put(ch *Change) {
 	q.drop(ch.Key)
 	q.at[ch.Key] = len(q.changes)
 	q.changes = append(q.changes, ch)
-	if len(q.changes) > 2*len(q.at)+16 { // one busy key is not to make it grow
+	if q.n++; len(q.changes) > 2*q.n+16 { // one busy key is not to make it grow
 		q.compact()
 	}
 }
 
 func (q *queue) drop(key store.Key) {
+	if q.at == nil {
+		q.at = make(map[store.Key]int, len(q.changes))
+		q.index()
+	}
 	if i, ok := q.at[key]; ok {
 		q.changes[i] = nil
+		q.n--
 		delete(q.at, key)
 	}
 }
 
 func (q *queue) compact() {
+	if q.n == len(q.changes) {
+		return
+	}
 	q.changes = slices.DeleteFunc(q.changes, func(ch *Change) bool { return ch == nil })
+	q.index()
+}
+
+func (q *queue) index() {
 	for i, ch := range q.changes {
 		q.at[ch.Key] = i
 	}
@@ -237,9 +265,9 @@ const maxEmptied = 1024
 func (q *queue) take() []*Change {
 	q.compact()
 	out := q.changes
-	q.changes = nil
+	q.changes, q.n = nil, 0
 	if len(out) > maxEmptied {
-		q.at = make(map[store.Key]int) // a map never shrinks
+		q.at = nil // a map never shrinks
 	} else {
 		clear(q.at)
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
@@ -155,8 +156,7 @@ func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
 	setTunnel(&n.IPIPAddr, r.Annotations[store.AnnotationIPv6IPIPTunnelAddr])
 	setTunnel(&n.VXLANAddr, r.Spec.IPv4VXLANTunnelAddr)
 	setTunnel(&n.VXLANAddr, r.Spec.IPv6VXLANTunnelAddr)
-	n.VXLANMAC.IPv4, _ = dataplane.ParseMAC(r.Spec.VXLANTunnelMACAddr)
-	n.VXLANMAC.IPv6, _ = dataplane.ParseMAC(r.Spec.VXLANTunnelMACAddrV6)
+	n.VXLANMAC = Families[dataplane.MAC]{macOf(r.Spec.VXLANTunnelMACAddr), macOf(r.Spec.VXLANTunnelMACAddrV6)}
 	n.PodCIDRs = podCIDRs(r.Status.PodCIDRs)
 	n.Hosts, n.Inner, n.Sources = hostAddresses(r), innerAddresses(r), store.TunnelSources(r)
 	return n
@@ -204,9 +204,17 @@ func innerAddresses(r *store.Node) []netip.Addr {
 func addrsOf(texts []string) []netip.Addr {
 	var list []netip.Addr
 	for _, s := range texts {
-		a, err := netip.ParseAddr(s)
-		if p, perr := netip.ParsePrefix(s); perr == nil {
-			a, err = p.Addr(), nil
+		if s == "" {
+			continue
+		}
+		var a netip.Addr
+		var err error
+		if strings.Contains(s, "/") {
+			var p netip.Prefix
+			p, err = netip.ParsePrefix(s)
+			a = p.Addr()
+		} else {
+			a, err = netip.ParseAddr(s)
 		}
 		if a = a.Unmap(); err == nil && a.Zone() == "" && !slices.Contains(list, a) {
 			list = append(list, a)
@@ -229,7 +237,19 @@ func (n *Node) setAddr(s string, want dataplane.Family, field, example string) {
 }
 
 func setTunnel(to *Families[netip.Addr], s string) {
+	if s == "" {
+		return
+	}
 	if p, err := store.ParseAddress(s); err == nil {
 		to.set(dataplane.FamilyOf(p.Addr()), p.Addr())
 	}
+}
+
+// macOf reads a MAC address; zero: there is none.
+func macOf(s string) dataplane.MAC {
+	if s == "" {
+		return dataplane.MAC{}
+	}
+	m, _ := dataplane.ParseMAC(s)
+	return m
 }

@@ -85,6 +85,10 @@ type line struct {
 type Change struct {
 	Key   string
 	Value any // as in [Journal.Put]; nil: the key is deleted
+
+	// Checked says that Value is a [json.RawMessage] which was read as JSON already: to read
+	// it once more takes longer than to write it.
+	Checked bool
 }
 
 // Damage says what was lost of a journal.
@@ -265,12 +269,12 @@ func encode(l line) ([]byte, error) {
 }
 
 // encodeValue returns a value's JSON in one line. Raw JSON that is so stays as it is.
-func encodeValue(value any) (json.RawMessage, error) {
-	raw, ok := value.(json.RawMessage)
-	if ok && len(bytes.TrimSpace(raw)) == len(raw) && bytes.IndexByte(raw, '\n') < 0 && json.Valid(raw) {
+func encodeValue(c Change) (json.RawMessage, error) {
+	raw, ok := c.Value.(json.RawMessage)
+	if ok && len(bytes.TrimSpace(raw)) == len(raw) && bytes.IndexByte(raw, '\n') < 0 && (c.Checked || json.Valid(raw)) {
 		return raw, nil
 	}
-	return json.Marshal(value)
+	return json.Marshal(c.Value)
 }
 
 // apply makes a change in memory. size is that of its line, and at where it is.
@@ -348,7 +352,7 @@ func (j *Journal) read(key string, e entry) (json.RawMessage, error) {
 // Put sets a key to a value's JSON. After it the value outlives the process,
 // and after [Journal.Sync] the loss of power. On an error nothing has changed. A
 // [json.RawMessage] is kept, not copied: it must not be changed any more.
-func (j *Journal) Put(key string, value any) error { return j.Apply(Change{key, value}) }
+func (j *Journal) Put(key string, value any) error { return j.Apply(Change{Key: key, Value: value}) }
 
 // Delete removes a key; one that is not there is no error. It lasts as Put does.
 func (j *Journal) Delete(key string) error { return j.Apply(Change{Key: key}) }
@@ -362,7 +366,7 @@ func (j *Journal) Apply(changes ...Change) error {
 	for _, c := range changes {
 		l := line{Key: c.Key}
 		if c.Value != nil {
-			v, err := encodeValue(c.Value)
+			v, err := encodeValue(c)
 			if err != nil {
 				return fmt.Errorf("encode %s for the journal: %w", c.Key, err)
 			}

@@ -396,7 +396,7 @@ func TestApply(t *testing.T) {
 	put(t, j, "a", 1)
 	put(t, j, "b", 1)
 	before := len(must(os.ReadFile(path)))
-	if err := j.Apply(Change{"a", 2}, Change{Key: "b"}, Change{Key: "never"}, Change{"c", strings.Repeat("x", 2*buffer)}); err != nil {
+	if err := j.Apply(Change{Key: "a", Value: 2}, Change{Key: "b"}, Change{Key: "never"}, Change{Key: "c", Value: strings.Repeat("x", 2*buffer)}); err != nil {
 		t.Fatal(err)
 	}
 	old, now := map[string]string{"a": "1", "b": "1"}, map[string]string{"a": "2", "c": `"` + strings.Repeat("x", 2*buffer) + `"`}
@@ -414,7 +414,7 @@ func TestApply(t *testing.T) {
 	j = reopen(t, path)
 	good := j.file
 	j.file = must2(os.OpenFile("/dev/full", os.O_RDWR, 0))
-	if err := j.Apply(Change{"a", 3}, Change{"b", 3}); err == nil {
+	if err := j.Apply(Change{Key: "a", Value: 3}, Change{Key: "b", Value: 3}); err == nil {
 		t.Fatal("a write to a full disk succeeded")
 	}
 	_ = j.file.Close()
@@ -549,7 +549,7 @@ func BenchmarkRaw(b *testing.B) {
 		j := must2(OpenLean(filepath.Join(b.TempDir(), fmt.Sprint(i)), slog.New(slog.DiscardHandler)))
 		var changes []Change
 		for n := range 5000 {
-			changes = append(changes, Change{fmt.Sprint("/calico/resources/v3/projectcalico.org/nodes/", n), raw})
+			changes = append(changes, Change{Key: fmt.Sprint("/calico/resources/v3/projectcalico.org/nodes/", n), Value: raw})
 		}
 		if err := j.Apply(changes...); err != nil {
 			b.Fatal(err)
@@ -597,7 +597,7 @@ func TestModel(t *testing.T) {
 			},
 			"apply": func(rt *rapid.T) {
 				k, gone, v := key.Draw(rt, "key"), key.Draw(rt, "deleted"), rapid.Int().Draw(rt, "value")
-				if err := j.Apply(Change{k, v}, Change{Key: gone}); err != nil {
+				if err := j.Apply(Change{Key: k, Value: v}, Change{Key: gone}); err != nil {
 					rt.Fatal(err)
 				}
 				want[k] = fmt.Sprint(v)

@@ -94,9 +94,13 @@ func (p *peers) holder(addrs []netip.Prefix, before store.Revision) (name string
 func (p *peers) addrs() []netip.Addr {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var out []netip.Addr
+	out := make([]netip.Addr, 0, len(p.nodes))
 	for _, o := range p.nodes {
-		out = append(out, o.node.Addrs()...)
+		for _, f := range dataplane.Families() {
+			if a := o.node.Addr.Of(f); a.IsValid() {
+				out = append(out, a.Addr())
+			}
+		}
 	}
 	return out
 }

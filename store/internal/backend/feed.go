@@ -35,7 +35,8 @@ type Feed struct {
 	known   delivered // or pending
 	seed    maphash.Seed
 	pending []store.Event     // the last change of each key, by the order of changes; may have holes
-	at      map[store.Key]int // where in pending
+	waiting int               // of pending, without the holes
+	at      map[store.Key]int // where in pending; nil: not known yet
 	rev     store.Revision    // of the store
 	given   store.Revision    // the revision that the consumer knows
 	synced  bool              // the pending state is complete
@@ -54,7 +55,6 @@ func NewFeed(kinds []store.Kind) *Feed {
 		wants: make(map[store.Kind]bool),
 		known: make(delivered),
 		seed:  maphash.MakeSeed(),
-		at:    make(map[store.Key]int),
 		wake:  async.NewSignal(),
 	}
 	for _, k := range kinds {
@@ -152,6 +152,10 @@ func (f *Feed) Synced() {
 // replace adds what differs between what the consumer knows of some keys and
 // what is there.
 func (f *Feed) replace(rev store.Revision, items []Item, belongs func(store.Key) bool) {
+	if len(f.known) == 0 && f.waiting == 0 {
+		f.fill(items)
+		return
+	}
 	there := make(map[store.Key]bool, len(items))
 	for _, it := range items {
 		there[it.Key] = true
@@ -169,6 +173,20 @@ func (f *Feed) replace(rev store.Revision, items []Item, belongs func(store.Key)
 	for _, key := range gone {
 		f.add(Deletion(key, rev))
 	}
+}
+
+// fill reports items, each of another key, to a consumer that knows nothing. It may take them all
+// before more comes: so what of pending is where gets known with the first change that may take the
+// place of another.
+func (f *Feed) fill(items []Item) {
+	f.known.grow(items)
+	f.pending, f.at = make([]store.Event, 0, len(items)), nil
+	for _, it := range items {
+		e := it.Event()
+		f.pending = append(f.pending, e)
+		f.note(e)
+	}
+	f.waiting = len(items)
 }
 
 // Contradiction says in what way a complete state cannot follow from what the
@@ -250,25 +268,43 @@ func (f *Feed) add(e store.Event) {
 	if e.Deleted() && !knew {
 		return // the consumer has nothing to forget
 	}
+	if f.at == nil {
+		f.at = make(map[store.Key]int, len(f.pending))
+		f.index()
+	}
 	if i, ok := f.at[e.Key]; ok {
 		f.pending[i] = store.Event{}
+		f.waiting--
 	}
 	f.at[e.Key] = len(f.pending)
 	f.pending = append(f.pending, e)
+	f.waiting++
+	f.note(e)
+	if len(f.pending) > 2*f.waiting+16 {
+		f.compact()
+	}
+}
+
+// note notes what the consumer knows by an event, or will.
+func (f *Feed) note(e store.Event) {
 	if e.Deleted() {
 		f.known.remove(e.Key)
 	} else {
 		f.known.set(e.Key, known{e.Object.Revision, maphash.Bytes(f.seed, e.Object.Raw)})
-	}
-	if len(f.pending) > 2*len(f.at)+16 {
-		f.compact()
 	}
 }
 
 // compact closes the holes in pending, so that one busy key cannot make it
 // grow.
 func (f *Feed) compact() {
+	if f.waiting == len(f.pending) {
+		return
+	}
 	f.pending = slices.DeleteFunc(f.pending, func(e store.Event) bool { return e.Key == store.Key{} })
+	f.index()
+}
+
+func (f *Feed) index() {
 	for i, e := range f.pending {
 		f.at[e.Key] = i
 	}
@@ -280,12 +316,12 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case len(f.at) > 0 || f.synced || f.due || even && f.rev > f.given:
+	case f.waiting > 0 || f.synced || f.due || even && f.rev > f.given:
 		f.compact()
 		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced, Places: maps.Clone(f.places), Withheld: f.withheld}
-		f.pending, f.synced, f.due, f.given = nil, false, false, f.rev
+		f.pending, f.waiting, f.synced, f.due, f.given = nil, 0, false, false, f.rev
 		if len(b.Events) > maxEmptied {
-			f.at = make(map[store.Key]int) // a map never shrinks
+			f.at = nil // a map never shrinks
 		} else {
 			clear(f.at)
 		}

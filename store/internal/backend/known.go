@@ -48,6 +48,21 @@ func (d delivered) set(k store.Key, v known) {
 	}
 }
 
+// grow makes room for items.
+func (d delivered) grow(items []Item) {
+	plain, spaced := map[store.Kind]int{}, map[store.Kind]int{}
+	for _, it := range items {
+		if plain[it.Key.Kind]++; it.Key.Namespace != "" {
+			spaced[it.Key.Kind]++
+		}
+	}
+	for kind, n := range plain {
+		if d[kind] == nil {
+			d[kind] = &ofKind{plain: make(map[string]known, n-spaced[kind]), spaced: make(map[spacedName]known, spaced[kind])}
+		}
+	}
+}
+
 func (d delivered) remove(k store.Key) {
 	switch of := d[k.Kind]; {
 	case of == nil:
