@@ -61,8 +61,13 @@ type event struct {
 // want sets which local ends are needed.
 func (s *ends) want(targets []dataplane.ProbeTarget) {
 	s.wanted = map[localEnd]bool{}
+	var path *dataplane.ProbePath // of the one before: nearly all have the same
 	for i := range targets {
-		if t := &targets[i]; t.Tunnel == (dataplane.ProbeTunnel{}) && probed(t) && t.Local.IsValid() {
+		t := &targets[i]
+		if t.Tunnel != (dataplane.ProbeTunnel{}) || t.ProbePath == path {
+			continue
+		}
+		if path = t.ProbePath; probed(t) && t.Local.IsValid() {
 			s.wanted[localOf(t)] = true
 		}
 	}

@@ -28,6 +28,7 @@ type engine struct {
 	mute func(node string) bool
 
 	peers map[peerKey]*peer
+	round uint32 // of lists of targets
 	queue schedule[*peer]
 	gone  map[peerKey]remembered // peers that are not targets at present
 	mtus  map[string]int         // of uplinks, bytes
@@ -74,14 +75,14 @@ func (e *engine) spread(d time.Duration) time.Duration {
 // addresses that stay, is kept. Nobody changes the list any more: what is in it
 // is kept there, once.
 func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
-	seen := make(map[peerKey]bool, len(targets))
+	e.round++
+	n := 0
 	for i := range targets {
 		t := &targets[i]
 		if t.Tunnel != (dataplane.ProbeTunnel{}) {
 			continue
 		}
 		k := peerKey{t.Node, t.Family}
-		seen[k] = true
 		p := e.peers[k]
 		if p == nil {
 			p = &peer{key: k, target: &dataplane.ProbeTarget{ProbePath: &dataplane.ProbePath{}}}
@@ -92,6 +93,10 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 				delete(e.gone, k)
 			}
 			e.changed[k] = true
+		}
+		if p.round != e.round {
+			p.round = e.round
+			n++
 		}
 		if p.target.Equal(*t) {
 			p.target = t // and no older list is kept
@@ -104,17 +109,25 @@ func (e *engine) setTargets(now time.Time, targets []dataplane.ProbeTarget) {
 			e.wake(p, now)
 		}
 	}
-	for k, p := range e.peers {
-		if !seen[k] {
-			delete(e.peers, k)
-			e.queue.drop(p)
-			if known := p.known(); !known.zero() || len(p.sources) > 0 {
-				e.gone[k] = remembered{known, p.sources, now.Add(remember)}
-			}
-			e.changed[k] = true
-		}
+	if n < len(e.peers) {
+		e.forgetOthers(now)
 	}
 	e.reobserve = true
+}
+
+// forgetOthers drops the peers that the last list of targets did not have.
+func (e *engine) forgetOthers(now time.Time) {
+	for k, p := range e.peers {
+		if p.round == e.round {
+			continue
+		}
+		delete(e.peers, k)
+		e.queue.drop(p)
+		if known := p.known(); !known.zero() || len(p.sources) > 0 {
+			e.gone[k] = remembered{known, p.sources, now.Add(remember)}
+		}
+		e.changed[k] = true
+	}
 }
 
 // setUplink sets the MTU of a device. Sizes are measured anew when it changes.

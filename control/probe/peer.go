@@ -27,6 +27,7 @@ type peer struct {
 	chosen    *candidate   // nil: none has answered yet
 	up        bool         // it answers
 	neighbour dataplane.Answer
+	round     uint32    // of the last list of targets that had it
 	out       []request // probes under way; nil: none, as nearly always
 	search    *search   // nil: nothing was asked of a size, as of a peer that never answers
 	seed      *known    // of the previous run, or of another encapsulation, until something is measured; nil: nothing

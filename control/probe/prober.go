@@ -98,6 +98,7 @@ type Prober struct {
 	mu         sync.Mutex
 	targets    []dataplane.ProbeTarget
 	underlay   *dataplane.Underlay // nil: not known yet
+	inside     map[int]bool        // its devices for tunnels, by index
 	nodes      map[string]node
 	synced     bool // all nodes are known
 	fresh      bool // targets or the underlay have changed
@@ -153,7 +154,18 @@ func (p *Prober) change(f func()) {
 
 // HandleUnderlay applies a snapshot of the network around the host.
 func (p *Prober) HandleUnderlay(u dataplane.Underlay) {
-	p.change(func() { p.underlay, p.fresh = &u, true })
+	tunnels := map[int]bool{}
+	for _, l := range u.Links {
+		if isTunnel(l.Name) {
+			tunnels[l.Index] = true
+		}
+	}
+	p.change(func() { p.underlay, p.inside, p.fresh = &u, tunnels, true })
+}
+
+// isTunnel reports whether a device is for routerd's tunnels.
+func isTunnel(name string) bool {
+	return name == ipip.Device || name == ipip.DeviceV6 || name == vxlan.DeviceV6 || strings.HasPrefix(name, vxlan.Device)
 }
 
 // HandleStore applies a step of the cluster's copy: the nodes, and of this host's
@@ -181,10 +193,12 @@ func (p *Prober) HandleStore(s cluster.Step) {
 		old := p.nodes[ev.Key.Name]
 		if now.accepts != old.accepts || now.outer != old.outer || !slices.Equal(now.addrs, old.addrs) {
 			p.nodes[ev.Key.Name] = now
-			if ev.Key.Name != p.cfg.Node {
+			own := ev.Key.Name == p.cfg.Node
+			if !own {
 				p.asking.replace(old.addrs, now.addrs)
 			}
-			changed = true
+			// Where another node is says its target.
+			changed = changed || own || now.accepts != old.accepts
 		}
 	}
 	if changed {
@@ -341,10 +355,15 @@ func (p *Prober) newLoop(now time.Time) *loop {
 	return l
 }
 
+// noteNeighbour notes what the kernel says of a neighbour on the underlay. Those inside tunnels
+// are what routerd itself has written, one for each node.
 func (p *Prober) noteNeighbour(e neighbour.Event) {
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.inside[e.LinkIndex] {
+		return
+	}
 	p.neighbours = append(p.neighbours, e)
-	p.mu.Unlock()
 	p.wake.Set()
 }
 
@@ -433,15 +452,21 @@ func (p *Prober) view(driver func(string) string) *tunnelView {
 	endpoints, outside := p.endpoints()
 	v := &tunnelView{key: p.tunnelKey.get(), endpoints: endpoints, outside: outside, tunnels: make([]Target, 0, len(p.targets)/2)}
 	cards := map[string]string{}
+	var path *dataplane.ProbePath // of the one before: nearly all have the same
+	card := ""
 	for i := range p.targets {
 		t := &p.targets[i]
 		if t.Tunnel == (dataplane.ProbeTunnel{}) {
 			continue
 		}
-		if _, ok := cards[t.Uplink]; !ok {
-			cards[t.Uplink] = strings.TrimSpace(t.Uplink + " " + driver(t.Uplink))
+		if t.ProbePath != path {
+			path = t.ProbePath
+			if _, ok := cards[t.Uplink]; !ok {
+				cards[t.Uplink] = strings.TrimSpace(t.Uplink + " " + driver(t.Uplink))
+			}
+			card = cards[t.Uplink]
 		}
-		v.tunnels = append(v.tunnels, Target{t, p.nodes[t.Node].accepts, cards[t.Uplink]})
+		v.tunnels = append(v.tunnels, Target{t, p.nodes[t.Node].accepts, card})
 	}
 	return v
 }
@@ -467,7 +492,7 @@ func (p *Prober) endpoints() (out []endpoint, outside map[int]bool) {
 			if len(addrs[l.Name]) > 0 && own.IsValid() {
 				out = append(out, endpoint{l.Name, l.Index, own})
 			}
-		case strings.HasPrefix(l.Name, vxlan.Device), l.Name == vxlan.DeviceV6, l.Name == ipip.DeviceV6:
+		case isTunnel(l.Name):
 			for _, a := range addrs[l.Name] {
 				out = append(out, endpoint{l.Name, l.Index, a})
 			}

@@ -70,6 +70,7 @@ type tunnels struct {
 	mu       sync.Mutex // guards what follows
 	round    uint64     // of views
 	tracks   map[tunnelPeer][]*track
+	known    int                          // in tracks
 	touched  map[tunnelPeer]bool          // of whom something else may be known than was reported
 	queue    schedule[*track]             // those that are neither being measured nor to be skipped, and are accepted
 	quiet    schedule[*track]             // likewise of peers that publish nothing of them, of which one is measured at a time
@@ -156,24 +157,28 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 	if len(v.key) == 0 {
 		return false
 	}
-	changed := false
+	changed, same, n := false, 0, 0
 	p.round++
 	for _, t := range v.tunnels {
 		old := p.find(t.key())
 		ok := old != nil
-		if ok {
+		if ok && old.round != p.round {
 			old.round = p.round
+			n++
 		}
 		switch {
 		case ok && old.same(t): // most, whatever has changed
 			old.Target = t // and no older list of them is kept
+			same++
 		case !ok || old.Tunnel.Skip != t.Tunnel.Skip:
 			tr, next := p.newTrack(t, now)
 			if ok {
 				tr.running, tr.again = old.running, old.running
 				p.forget(old)
+				n--
 			}
 			p.keep(tr)
+			n++
 			p.due(tr, next)
 			changed = true
 		case old.path() != t.path():
@@ -193,13 +198,17 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 			}
 		}
 	}
-	for tr := range p.all() {
-		if tr.round != p.round {
-			p.forget(tr)
-			changed = true
+	if n < p.known {
+		for tr := range p.all() {
+			if tr.round != p.round {
+				p.forget(tr)
+				changed = true
+			}
 		}
 	}
-	p.apply()
+	if changed || same < len(v.tunnels) {
+		p.apply()
+	}
 	return changed
 }
 
@@ -232,6 +241,7 @@ func (p *tunnels) keep(tr *track) {
 	tr.round = p.round
 	of := tr.peer()
 	p.tracks[of] = append(p.tracks[of], tr)
+	p.known++
 	p.touched[of] = true
 }
 
@@ -240,6 +250,7 @@ func (p *tunnels) forget(tr *track) {
 	tr.unschedule()
 	of := tr.peer()
 	left := slices.DeleteFunc(p.tracks[of], func(o *track) bool { return o == tr })
+	p.known--
 	if p.tracks[of] = left; len(left) == 0 {
 		delete(p.tracks, of)
 	}
@@ -534,14 +545,25 @@ func (p *tunnels) takeBack(t Target, s Setting) {
 // changed. The caller has the lock.
 func (p *tunnels) apply() {
 	need := map[string]Setting{}
+	var path *dataplane.ProbePath // of the one before: nearly all have the same
+	var sum Setting
 	for t := range p.all() {
-		if t.plain() { // the uplink is left alone
-			continue
+		if t.ProbePath != path {
+			if path != nil {
+				need[path.Tunnel.Link] |= sum
+			}
+			if path, sum = t.ProbePath, 0; t.plain() { // the uplink is left alone
+				path = nil
+			} else if p.pinned && t.Encap.Driver == dataplane.DriverVXLAN {
+				sum = NoChecksum
+			}
 		}
-		need[t.Tunnel.Link] |= t.need
-		if p.pinned && t.Encap.Driver == dataplane.DriverVXLAN {
-			need[t.Tunnel.Link] |= NoChecksum
+		if path != nil {
+			sum |= t.need
 		}
+	}
+	if path != nil {
+		need[path.Tunnel.Link] |= sum
 	}
 	var put []dataplane.Object
 	var del []dataplane.Key
