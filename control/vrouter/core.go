@@ -88,6 +88,7 @@ type loop struct {
 	storeSynced bool
 	fromDisk    bool // there is a complete state all the same, which may be old
 	bgpSynced   bool
+	settled     bool // nothing has come since the last flush, and that left nothing to do
 	replaced    bool // the sink has the first complete state
 	synced      bool // the sink knows that the desired state is complete
 	waiting     string
@@ -230,7 +231,15 @@ func (c *Core) beat() {
 // Alive is when the loop last turned. A loop that works turns every second.
 func (c *Core) Alive() time.Time { return *c.alive.Load() }
 
+// post hands the loop an event, after which there may be something to hand over.
 func (c *Core) post(ctx context.Context, f func(*loop)) error {
+	return c.hand(ctx, func(l *loop) {
+		l.settled = false
+		f(l)
+	})
+}
+
+func (c *Core) hand(ctx context.Context, f func(*loop)) error {
 	select {
 	case c.events <- f:
 		return nil
@@ -243,8 +252,10 @@ func (c *Core) post(ctx context.Context, f func(*loop)) error {
 func ask[T any](ctx context.Context, c *Core, f func(*loop) T) (T, error) {
 	answer := make(chan T, 1)
 	var zero T
-	if err := c.post(ctx, func(l *loop) {
-		c.flush(l)
+	if err := c.hand(ctx, func(l *loop) {
+		if !l.settled {
+			c.flush(l)
+		}
 		answer <- f(l)
 	}); err != nil {
 		return zero, err
@@ -300,7 +311,9 @@ func (c *Core) Run(ctx context.Context) error {
 					more = false
 				}
 			}
-			c.flush(l)
+			if !l.settled {
+				c.flush(l)
+			}
 		}
 		c.beat()
 	}
@@ -309,6 +322,7 @@ func (c *Core) Run(ctx context.Context) error {
 // flush hands what changed to the sink. Before the store is in sync nothing is
 // handed over: a partial view would only cause writes that the rest reverts.
 func (c *Core) flush(l *loop) {
+	l.settled = true
 	if !l.storeSynced && !l.fromDisk {
 		l.waiting = "the datastore's first complete answer"
 		return
@@ -318,11 +332,12 @@ func (c *Core) flush(l *loop) {
 		return
 	}
 	var rev dataplane.Revision
+	l.settled = false
 	for range maxRounds {
 		l.settle()
 		l.mend()
 		rev = max(rev, c.handOver(l))
-		if !c.look(l) && !c.publish(l) {
+		if l.settled = !c.look(l) && !c.publish(l); l.settled {
 			break
 		}
 	}
