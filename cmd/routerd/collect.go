@@ -7,9 +7,12 @@ import (
 	"sync"
 	"time"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/collect"
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/store"
 )
 
 const (
@@ -23,30 +26,48 @@ const (
 // runCollector looks for leaks in IPAM's records, unless that is switched off, and does what
 // one host does for the cluster.
 func (d *router) runCollector(ctx context.Context) error {
-	var forCluster []func(context.Context)
-	var work sync.WaitGroup
-	if d.cfg.IPAM.LeakGracePeriod > 0 {
-		c := collect.New(collect.Config{
-			Store: d.db, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name},
-			Grace: d.cfg.IPAM.LeakGracePeriod, Log: d.log.With("component", "collector"),
-		})
-		forCluster = append(forCluster, c.RunCluster)
-		work.Go(func() { c.RunHost(ctx) })
-	}
+	c := collect.New(collect.Config{
+		Store: d.db, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name}, Log: d.log.With("component", "collector"),
+	})
+	c.SetGrace(d.cfg.IPAM.LeakGracePeriod)
+	forCluster := []func(context.Context){c.RunCluster}
 	if d.inAPI {
 		forCluster = append(forCluster, d.tellForOthers)
 	}
-	if len(forCluster) > 0 {
-		d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) {
-			var led sync.WaitGroup
-			for _, run := range forCluster {
-				led.Go(func() { run(ctx) })
+	var work sync.WaitGroup
+	work.Go(func() { c.RunHost(ctx) })
+	work.Go(func() {
+		for s := range d.follow.controllers.Steps(ctx) {
+			for _, ch := range s.Changes {
+				if k, _ := ch.Value.(*v3.KubeControllersConfiguration); ch.Key.Name == store.DefaultName && ch.Err == nil {
+					c.SetGrace(leakGrace(d.cfg.IPAM.LeakGracePeriod, k))
+				}
 			}
-			led.Wait()
-		})
-	}
+		}
+	})
+	d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) {
+		var led sync.WaitGroup
+		for _, run := range forCluster {
+			led.Go(func() { run(ctx) })
+		}
+		led.Wait()
+	})
 	work.Wait()
 	return nil
+}
+
+// leakGrace returns how long an address must have leaked before it is freed, by the host's own setting, which counts unless it is the
+// default, and by the KubeControllersConfiguration; nil: there is none.
+func leakGrace(own time.Duration, k *v3.KubeControllersConfiguration) time.Duration {
+	if own != collect.DefaultGrace || k == nil || k.Spec.Controllers.Node == nil || k.Spec.Controllers.Node.LeakGracePeriod == nil {
+		return own
+	}
+	grace := k.Spec.Controllers.Node.LeakGracePeriod.Duration
+	if grace <= 0 {
+		return 0
+	}
+	// A container that is being made has its address before anything else tells of it.
+	return max(grace, time.Minute)
 }
 
 // hostAddresses is what this host knows of its addresses.

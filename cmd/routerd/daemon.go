@@ -560,7 +560,7 @@ func after(first <-chan struct{}, run func(context.Context) error) func(context.
 // followers are the parts' places in the changes of the cluster, each at its own
 // pace. A part that does not run has none: its changes would pile up.
 type followers struct {
-	core, ipam, bgp, probe, attach, pods, policy, node, lock, status, network, page *cluster.Follower
+	core, ipam, bgp, probe, attach, pods, policy, node, lock, status, controllers, network, page *cluster.Follower
 }
 
 // follow makes the followers: api says that the datastore has what Kubernetes' API says, and
@@ -569,8 +569,8 @@ func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers
 	f := followers{
 		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
-		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...), lock: c.Follow(lock.Kinds()...),
-		status: c.Follow(nodestatus.Kinds()...),
+		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...).Waive(store.KindKubeControllersConfiguration), lock: c.Follow(lock.Kinds()...),
+		status: c.Follow(nodestatus.Kinds()...), controllers: c.Follow(store.KindKubeControllersConfiguration),
 	}
 	if speaksBGP {
 		var services []store.Kind

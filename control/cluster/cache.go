@@ -136,7 +136,8 @@ func (u unsaved) then(next unsaved) unsaved {
 // that cannot be opened is taken away, since it could not be kept up to date.
 func openCache(cfg Config) *cache {
 	c := &cache{
-		path: cfg.File, node: cfg.Node, version: cfg.Version, previous: cfg.PreviousFiles, log: cfg.Log, changed: async.NewSignal(), kinds: Saved(),
+		path: cfg.File, node: cfg.Node, version: cfg.Version, previous: cfg.PreviousFiles, log: cfg.Log, changed: async.NewSignal(),
+		kinds:   append(Saved(), store.KindKubeControllersConfiguration), // which may be missing
 		pending: map[store.Key]unsaved{}, near: map[store.Key]bool{},
 	}
 	if cfg.Services {
@@ -340,7 +341,9 @@ func (c *cache) note(changes []*Change, synced bool, unknown []store.Kind, place
 			c.add(store.Event{Key: ch.Key, Object: store.Object{Key: ch.Key}})
 		}
 	}
-	needed := func(k store.Kind) bool { return !slices.Contains(serviceKinds(), k) }
+	needed := func(k store.Kind) bool {
+		return k != store.KindKubeControllersConfiguration && !slices.Contains(serviceKinds(), k)
+	}
 	if synced && !slices.ContainsFunc(unknown, needed) {
 		c.synced, c.without = true, unknown
 	}

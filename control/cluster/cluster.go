@@ -32,7 +32,7 @@ func Kinds() []store.Kind {
 		store.KindWorkloadEndpoint, store.KindHostEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet,
 		store.KindNetworkPolicy, store.KindGlobalNetworkPolicy,
 		store.KindStagedNetworkPolicy, store.KindStagedGlobalNetworkPolicy, store.KindStagedKubernetesNetworkPolicy,
-		store.KindCalicoNodeStatus,
+		store.KindCalicoNodeStatus, store.KindKubeControllersConfiguration,
 	}
 }
 

@@ -21,6 +21,7 @@ const blocksPerWrite = 16
 type look struct {
 	*Collector
 	now      time.Time
+	grace    time.Duration // of this look
 	cooldown time.Duration
 	nodes    map[string]bool
 	live     map[netip.Addr]bool // suspects of earlier looks that an endpoint has
@@ -31,7 +32,8 @@ type look struct {
 
 // LookCluster looks once at everything, and frees what is due.
 func (c *Collector) LookCluster(ctx context.Context) (Report, error) {
-	l := &look{Collector: c, now: c.cfg.Clock(), nodes: map[string]bool{}, live: map[netip.Addr]bool{}}
+	grace, _ := c.grace()
+	l := &look{Collector: c, now: c.cfg.Clock(), grace: grace, nodes: map[string]bool{}, live: map[netip.Addr]bool{}}
 	c.cluster.begin()
 	for _, step := range []func(context.Context) error{l.readConfig, l.readNodes, l.endpoints, l.blocks, l.affinities, l.handles, l.incarnations} {
 		if err := step(ctx); err != nil {
@@ -90,7 +92,7 @@ func (l *look) endpoints(ctx context.Context) error {
 				continue
 			}
 			l.report.Suspects++
-			if !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
+			if !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.grace) {
 				continue
 			}
 			ops := []store.Op{nodeAbsent(w.Spec.Node), store.RemoveOp(o)}
@@ -160,18 +162,18 @@ func (l *look) block(o store.Object) (e ipam.BlockEdit, ok bool, err error) {
 			l.held = append(l.held, l.hash(a.Handle))
 		}
 		// What names no node at all is nobody's either.
-		if virtual || !a.ReleasedAt.IsZero() || a.Node != "" && l.nodes[a.Node] || !l.old(a, l.now) ||
+		if virtual || !a.ReleasedAt.IsZero() || a.Node != "" && l.nodes[a.Node] || !old(a, l.now, l.grace) ||
 			a.Reserved() {
 			continue
 		}
 		l.report.Suspects++
-		if l.cluster.see(a.Addr.String(), a.Sequence, l.now, l.cfg.Grace) && !l.live[a.Addr] {
+		if l.cluster.see(a.Addr.String(), a.Sequence, l.now, l.grace) && !l.live[a.Addr] {
 			due[a.Addr] = true
 		}
 	}
 	disown := false
 	if !virtual && l.gone(owner) {
-		disown = l.cluster.see(o.Key.Path(), hashOf(owner), l.now, l.cfg.Grace)
+		disown = l.cluster.see(o.Key.Path(), hashOf(owner), l.now, l.grace)
 	}
 	if len(due) == 0 && !disown {
 		return ipam.BlockEdit{}, false, nil
@@ -239,7 +241,7 @@ func (l *look) affinities(ctx context.Context) error {
 			clear(nodes)
 		}
 		for _, o := range objs {
-			if !l.gone(o.Key.Namespace) || !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
+			if !l.gone(o.Key.Namespace) || !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.grace) {
 				continue
 			}
 			nodes[o.Key.Namespace] = true
@@ -267,7 +269,7 @@ func (l *look) handles(ctx context.Context) error {
 				continue
 			}
 			l.report.Suspects++
-			if !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
+			if !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.grace) {
 				continue
 			}
 			if err := l.dropHandle(ctx, o); err != nil {
@@ -296,7 +298,7 @@ func (l *look) dropHandle(ctx context.Context, o store.Object) error {
 func (l *look) incarnations(ctx context.Context) error {
 	return store.Pages(ctx, l.cfg.Store, store.KindIncarnation, "", func(objs []store.Object) error {
 		for _, o := range objs {
-			if !l.gone(o.Key.Name) || !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.cfg.Grace) {
+			if !l.gone(o.Key.Name) || !l.cluster.see(o.Key.Path(), uint64(o.Revision), l.now, l.grace) {
 				continue
 			}
 			if l.write(ctx, []store.Op{nodeAbsent(o.Key.Name), store.RemoveOp(o)}) {

@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"time"
 
-	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
@@ -23,9 +23,9 @@ type Config struct {
 	Node  string      // required: this node's name
 	Host  Host        // what the host knows of its own addresses; nil: only the cluster's work
 
-	// Grace is how long a leak must have been one; 0: [DefaultGrace].
+	// Grace is how long a leak must have been one until [Collector.SetGrace]; 0: [DefaultGrace].
 	Grace time.Duration
-	// Interval is the time between two looks; 0: a third of Grace.
+	// Interval is the time between two looks; 0: a third of the grace period.
 	Interval time.Duration
 
 	Clock func() time.Time // nil: time.Now
@@ -65,6 +65,10 @@ func (r Report) freed() bool { return r.Addresses+r.Blocks+r.Handles+r.Endpoints
 type Collector struct {
 	cfg                     Config
 	host, borrowed, cluster *suspects
+
+	mu      sync.Mutex
+	period  time.Duration // of grace; 0: nothing is looked for
+	changed chan struct{} // closed when it is another
 }
 
 // New returns a collector. It panics when a required part of the configuration
@@ -76,16 +80,33 @@ func New(cfg Config) *Collector {
 	if cfg.Grace <= 0 {
 		cfg.Grace = DefaultGrace
 	}
-	if cfg.Interval <= 0 {
-		cfg.Interval = cfg.Grace / 3
-	}
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Collector{cfg: cfg, host: newSuspects(), borrowed: newSuspects(), cluster: newSuspects()}
+	return &Collector{cfg: cfg, period: cfg.Grace, changed: make(chan struct{}), host: newSuspects(), borrowed: newSuspects(), cluster: newSuspects()}
+}
+
+// SetGrace changes how long a leak must have been one; 0: none is looked for.
+func (c *Collector) SetGrace(grace time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if grace == c.period {
+		return
+	}
+	c.cfg.Log.Info("leaks are freed after another time", "grace", grace, "before", c.period)
+	c.period = grace
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// grace returns how long a leak must have been one, and what is closed when that changes.
+func (c *Collector) grace() (time.Duration, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.period, c.changed
 }
 
 // borrowedEvery is how many looks at the host's own blocks, which need no
@@ -119,7 +140,8 @@ func (c *Collector) RunHost(ctx context.Context) {
 // two at once do no harm.
 func (c *Collector) RunCluster(ctx context.Context) {
 	c.cluster.clear()
-	c.cfg.Log.Info("this host looks for leaks of the whole cluster", "grace", c.cfg.Grace)
+	grace, _ := c.grace()
+	c.cfg.Log.Info("this host looks for leaks of the whole cluster", "grace", grace)
 	c.every(ctx, "cluster", c.LookCluster)
 }
 
@@ -127,6 +149,14 @@ func (c *Collector) RunCluster(ctx context.Context) {
 // clock.
 func (c *Collector) every(ctx context.Context, scope string, look func(context.Context) (Report, error)) {
 	for ctx.Err() == nil {
+		grace, changed := c.grace()
+		if grace == 0 {
+			select {
+			case <-ctx.Done():
+			case <-changed:
+			}
+			continue
+		}
 		start := time.Now()
 		r, err := look(ctx)
 		attrs := []any{
@@ -143,14 +173,24 @@ func (c *Collector) every(ctx context.Context, scope string, look func(context.C
 		default:
 			c.cfg.Log.Debug("looked for leaks", attrs...)
 		}
-		_ = async.Sleep(ctx, c.cfg.Interval) // the loop looks at ctx
+		interval := c.cfg.Interval
+		if interval <= 0 {
+			interval = grace / 3
+		}
+		next := time.NewTimer(interval)
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-next.C:
+		}
+		next.Stop()
 	}
 }
 
 // old reports whether an address was given long enough ago, as far as its
 // attributes say.
-func (c *Collector) old(a ipam.Allocation, now time.Time) bool {
-	return now.Sub(a.Assigned()) >= c.cfg.Grace
+func old(a ipam.Allocation, now time.Time, grace time.Duration) bool {
+	return now.Sub(a.Assigned()) >= grace
 }
 
 // LookHost looks once at the addresses of this host's blocks.
@@ -199,16 +239,17 @@ func (c *Collector) lookHost(
 	ctx context.Context, known *suspects, uses func(ipam.Claim) bool, each func(see func(ipam.Allocation)) (int, error),
 ) (Report, error) {
 	now := c.cfg.Clock()
+	grace, _ := c.grace()
 	known.begin()
 	var r Report
 	due := map[netip.Addr]ipam.Claim{}
 	unreadable, err := each(func(a ipam.Allocation) {
 		claim := ipam.Claim{Addr: a.Addr, Handle: a.Handle, Sequence: a.Sequence}
-		if a.Node != c.cfg.Node || !a.ReleasedAt.IsZero() || a.Handle == "" || uses(claim) || !c.old(a, now) {
+		if a.Node != c.cfg.Node || !a.ReleasedAt.IsZero() || a.Handle == "" || uses(claim) || !old(a, now, grace) {
 			return
 		}
 		r.Suspects++
-		if known.see(a.Addr.String(), a.Sequence, now, c.cfg.Grace) {
+		if known.see(a.Addr.String(), a.Sequence, now, grace) {
 			due[a.Addr] = claim
 		}
 	})

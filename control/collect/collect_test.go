@@ -16,6 +16,7 @@ import (
 
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/memory"
 )
 
 func (w *world) lookCluster(c *Collector) Report {
@@ -311,10 +312,40 @@ func TestBorrowedIsNotLookedForAtTheStart(t *testing.T) {
 			if n != want {
 				t.Errorf("after %d intervals, the first reading being after %d: blocks read %d times, want %d", i, first, n, want)
 			}
-			time.Sleep(c.cfg.Interval) //nolint:forbidigo // virtual time
+			time.Sleep(c.cfg.Grace / 3) //nolint:forbidigo // virtual time
 		}
 		if first < 1 || first > borrowedEvery {
 			t.Errorf("blocks were read first after %d intervals, want 1 to %d", first, borrowedEvery)
+		}
+		cancel()
+		<-done
+	})
+}
+
+// TestSetGrace: nothing is looked at while leaks stay, and at once and as often as it should be when that changes.
+func TestSetGrace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		looks := 0
+		c := New(Config{Store: memory.New(), Node: "node-a"})
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.every(ctx, "test", func(context.Context) (Report, error) { looks++; return Report{}, nil })
+		}()
+		for _, step := range []struct {
+			grace time.Duration
+			looks int // in an hour from then on
+		}{{DefaultGrace, 13}, {0, 0}, {time.Hour, 4}, {time.Minute, 181}, {time.Minute, 180}} {
+			c.SetGrace(step.grace)
+			synctest.Wait()
+			time.Sleep(time.Hour) //nolint:forbidigo // virtual time
+			synctest.Wait()
+			if looks != step.looks {
+				t.Errorf("grace period %s: %d looks in an hour, want %d", step.grace, looks, step.looks)
+			}
+			looks = 0
 		}
 		cancel()
 		<-done

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
 	"github.com/routerd/routerd/store"
 )
 
@@ -130,6 +132,21 @@ func decideNode(want any, cur store.Object) decision {
 		next.Spec.OrchRefs = append(next.Spec.OrchRefs, store.OrchRef{NodeName: name, Orchestrator: orchestrator})
 	}
 	return decision{value: next}
+}
+
+// keepsLabels reports whether a KubeControllersConfiguration has Nodes keep the labels that they have.
+func keepsLabels(v any) bool {
+	k, ok := v.(*v3.KubeControllersConfiguration)
+	return ok && k.Spec.Controllers.Node != nil && k.Spec.Controllers.Node.SyncLabels == v3.Disabled
+}
+
+// keepLabels gives what a Node is to be the labels that it has.
+func keepLabels(next, have *store.Node) {
+	next.Labels = maps.Clone(have.Labels)
+	delete(next.Annotations, store.AnnotationKubeLabels)
+	if text, ok := have.Annotations[store.AnnotationKubeLabels]; ok {
+		next.Annotations[store.AnnotationKubeLabels] = text
+	}
 }
 
 // labelsIn reads labels out of an annotation; none if it makes no sense.

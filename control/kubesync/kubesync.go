@@ -37,6 +37,8 @@ type Controller struct {
 	log   *slog.Logger
 
 	want, have side
+	// keepLabels is set where Nodes keep the labels that they have.
+	keepLabels bool
 	// order is the place of each kind among those that are written.
 	order map[store.Kind]int
 	// refs is which Nodes of the datastore are a Node of Kubernetes.
@@ -84,7 +86,7 @@ func New(api API, s store.Store, log *slog.Logger) *Controller {
 func (c *Controller) Run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	api, datastore := c.api.Watch(ctx, kinds()...), c.store.Watch(ctx, kinds()...)
+	api, datastore := c.api.Watch(ctx, kinds()...), c.store.Watch(ctx, append(kinds(), store.KindKubeControllersConfiguration)...)
 	again := time.NewTimer(0)
 	defer again.Stop()
 	rights := time.NewTicker(rightsCheck)
@@ -180,12 +182,31 @@ func (c *Controller) datastoreSays(b store.Batch) {
 	c.have.synced = c.have.synced || b.Synced
 	c.withhold(&c.have, b)
 	for _, e := range b.Events {
+		if e.Key.Kind == store.KindKubeControllersConfiguration {
+			c.configure(e)
+			continue
+		}
 		o := e.Object
 		if o.Key = e.Key; e.Deleted() {
 			o.Revision = 0
 		}
 		c.note(o)
 		c.touch(e.Key)
+	}
+}
+
+// configure follows the KubeControllersConfiguration.
+func (c *Controller) configure(e store.Event) {
+	if e.Key.Name != store.DefaultName || e.Err != nil {
+		return
+	}
+	if keep := keepsLabels(e.Object.Value); keep != c.keepLabels {
+		c.keepLabels = keep
+		for key := range c.have.objects {
+			if key.Kind == store.KindNode {
+				c.touch(key)
+			}
+		}
 	}
 }
 
@@ -242,6 +263,9 @@ func (c *Controller) op(key store.Key) (op store.Op, due bool, err error) {
 	}
 	cur := c.current(key)
 	d := decide(key, c.said(key), cur)
+	if next, ok := d.value.(*store.Node); ok && c.keepLabels {
+		keepLabels(next, cur.Value.(*store.Node)) // there is one, or nothing would be decided
+	}
 	switch {
 	case d.remove:
 		return store.RemoveOp(cur), true, nil

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"go.uber.org/goleak"
 
@@ -286,6 +287,33 @@ func TestRun(t *testing.T) {
 	remove(t, s.api, ns)
 	s.run()
 	s.hasNot("a namespace that was deleted between two terms", ns)
+}
+
+// TestLabelsKept: while the KubeControllersConfiguration says so, Nodes keep the labels that they have, and learn of which Node they are all
+// the same; when it says so no more, they get what came meanwhile.
+func TestLabelsKept(t *testing.T) {
+	t.Parallel()
+	s := newSides(t)
+	k := v3.NewKubeControllersConfiguration()
+	k.Name, k.Spec.Controllers.Node = store.DefaultName, &v3.NodeControllerConfig{SyncLabels: v3.Disabled}
+	one, two := node("node1", nil, `{"rack":"r2"}`), node("node2", nil, `{"rack":"r2"}`)
+	create(t, s.api, one, two)
+	create(t, s.etcd, k, node("node1", map[string]string{"own": "x", "rack": "r1"}, `{"rack":"r1"}`, "node1"), node("node2", nil, ""))
+	s.run()
+	labels := func(kept string, want map[string]string) func(any) error {
+		return func(v any) error {
+			n := v.(*store.Node)
+			if diff := cmp.Diff(want, n.Labels, cmpopts.EquateEmpty()); diff != "" || n.Annotations[store.AnnotationKubeLabels] != kept || len(n.Spec.OrchRefs) != 1 {
+				return fmt.Errorf("it is %+v: %s", n, diff)
+			}
+			return nil
+		}
+	}
+	s.has("the Node that it is", two, labels("", nil))
+	s.has("the labels of before", one, labels(`{"rack":"r1"}`, map[string]string{"own": "x", "rack": "r1"}))
+	remove(t, s.etcd, k)
+	s.has("the labels of now", one, labels(`{"rack":"r2"}`, map[string]string{"own": "x", "rack": "r2"}))
+	s.has("the first labels", two, labels(`{"rack":"r2"}`, map[string]string{"rack": "r2"}))
 }
 
 // TestFaults: a datastore that takes nothing for a time gets all of it afterwards; what cannot be

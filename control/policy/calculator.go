@@ -19,7 +19,7 @@ type Config struct {
 	// AutoHostEndpoints gives every Node a host endpoint <node>-auto-hep for all
 	// of its interfaces, with its labels, that allows everything by profile, as
 	// Calico's controllers do with hostEndpoint.autoCreate. A stored object of
-	// that name goes before.
+	// that name goes before. A KubeControllersConfiguration may ask for them too.
 	AutoHostEndpoints bool
 
 	// HostPorts is what daemons of the cluster's hosts send each other besides
@@ -46,7 +46,7 @@ type Config struct {
 // Kinds lists the kinds that [Calculator.Update] looks at.
 func Kinds() []store.Kind {
 	return []store.Kind{
-		store.KindTier, store.KindProfile, store.KindNode, store.KindIPPool, store.KindFelixConfiguration, store.KindBGPConfiguration,
+		store.KindTier, store.KindProfile, store.KindNode, store.KindIPPool, store.KindFelixConfiguration, store.KindBGPConfiguration, store.KindKubeControllersConfiguration,
 		store.KindWorkloadEndpoint, store.KindHostEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet,
 		store.KindNetworkPolicy, store.KindGlobalNetworkPolicy,
 		store.KindStagedNetworkPolicy, store.KindStagedGlobalNetworkPolicy, store.KindStagedKubernetesNetworkPolicy,
@@ -57,6 +57,7 @@ func Kinds() []store.Kind {
 type Calculator struct {
 	cfg      Config
 	synced   bool
+	auto     bool // every Node has a host endpoint
 	problems map[store.Key]string
 
 	members  members  // who can be in sets
@@ -67,7 +68,7 @@ type Calculator struct {
 
 // New returns a calculator that knows nothing yet.
 func New(cfg Config) *Calculator {
-	c := &Calculator{cfg: cfg, problems: make(map[store.Key]string)}
+	c := &Calculator{cfg: cfg, auto: cfg.AutoHostEndpoints, problems: make(map[store.Key]string)}
 	c.members.init()
 	c.locals.init()
 	c.policies.init()
@@ -128,6 +129,9 @@ func (c *Calculator) change(ch *cluster.Change) {
 	case store.KindBGPConfiguration:
 		b, _ := o.Value.(*v3.BGPConfiguration)
 		c.settings.putBGP(key.Name, b)
+	case store.KindKubeControllersConfiguration:
+		k, _ := o.Value.(*v3.KubeControllersConfiguration)
+		c.putControllers(key, k)
 	case store.KindWorkloadEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet:
 		c.putLabelled(key, o.Value)
 	case store.KindHostEndpoint:
@@ -149,25 +153,6 @@ func (c *Calculator) change(ch *cluster.Change) {
 func (c *Calculator) putLabelled(key store.Key, v any) {
 	c.members.put(c, key, v)
 	c.locals.put(c, key, v)
-}
-
-// autoHostEndpoint makes, changes or takes away the host endpoint of a node.
-func (c *Calculator) autoHostEndpoint(node string, n *cluster.Node) {
-	if !c.cfg.AutoHostEndpoints {
-		return
-	}
-	name := node + "-auto-hep"
-	key := store.ResourceKey(store.KindHostEndpoint, name)
-	var v any
-	if n == nil {
-		delete(c.locals.auto, name)
-	} else {
-		hep := autoHostEndpoint(name, n)
-		c.locals.auto[name], v = hep, hep
-	}
-	if !c.locals.stored[name] {
-		c.putLabelled(key, v)
-	}
 }
 
 // SetInterfaces sets the addresses of the host's own interfaces, by name. Host

@@ -301,6 +301,45 @@ func TestAutomaticHostEndpoints(t *testing.T) {
 	s.says("192.0.2.2>host tcp/80", "allow: no endpoint on the way")
 }
 
+// TestAutoHostEndpointsAsked: host endpoints of Nodes come and go with what the KubeControllersConfiguration asks for; what the host's
+// own setting gives stays, and what is not done is said.
+func TestAutoHostEndpointsAsked(t *testing.T) {
+	t.Parallel()
+	node := obj(store.KindNode, "n1", "rack: r1", `{bgp: {ipv4Address: 192.0.2.1/24}, addresses: [{address: 192.0.2.1}]}`)
+	only := gnp("p", `{selector: "rack == 'r1'", ingress: [{action: Allow, protocol: TCP, destination: {ports: [443]}}]}`)
+	const open, closed = "allow: no endpoint on the way", "deny: end of default"
+	ask := func(s *sim, name, spec string) {
+		s.send(event(obj(store.KindKubeControllersConfiguration, name, "", spec)))
+	}
+	s := newSim(t, policy.Config{}, append(base(), node, only)...)
+	s.says("world>host tcp/80", open)
+	for _, c := range []struct{ name, spec, says, problem string }{
+		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled}}}}`, closed, ""},
+		{"other", `{controllers: {node: {hostEndpoint: {autoCreate: Disabled}}}}`, closed, ""},
+		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Disabled}}}}`, open, ""},
+		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHostEndpoint: Disabled, templates: [{generateName: a}]}}}}`, open, "templates has no effect"},
+		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHostEndpoint: Enabled, templates: [{generateName: a}]}}}}`, closed, "templates has no effect"},
+		{"default", `{controllers: {node: {}}}`, open, ""},
+		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled}}}}`, closed, ""},
+	} {
+		ask(s, c.name, c.spec)
+		s.says("world>host tcp/80", c.says)
+		said := ""
+		for _, p := range s.calc.Problems() {
+			said += p.Reason
+		}
+		if !strings.Contains(said, c.problem) || c.problem == "" && said != "" {
+			t.Errorf("%s: the problems are %q, want %q", c.spec, said, c.problem)
+		}
+	}
+	s.send(gone(store.ResourceKey(store.KindKubeControllersConfiguration, "default")))
+	s.says("world>host tcp/80", open)
+
+	own := newSim(t, policy.Config{AutoHostEndpoints: true}, append(base(), node, only)...)
+	ask(own, "default", `{controllers: {node: {hostEndpoint: {autoCreate: Disabled}}}}`)
+	own.says("world>host tcp/80", closed)
+}
+
 func TestInterfacesComeLater(t *testing.T) {
 	t.Parallel()
 	s := newSim(t, policy.Config{}, append(base(), hep("h", "", `{node: n1, expectedIPs: [192.0.2.1]}`))...)

@@ -143,7 +143,8 @@ func (t *Teller) due(problems map[store.Key]string, now time.Time) (keys []store
 func policy(kind store.Kind) bool {
 	switch kind {
 	case store.KindNetworkPolicy, store.KindGlobalNetworkPolicy, store.KindStagedNetworkPolicy, store.KindStagedGlobalNetworkPolicy,
-		store.KindStagedKubernetesNetworkPolicy, store.KindTier, store.KindNetworkSet, store.KindGlobalNetworkSet:
+		store.KindStagedKubernetesNetworkPolicy, store.KindTier, store.KindNetworkSet, store.KindGlobalNetworkSet,
+		store.KindKubeControllersConfiguration:
 		return true
 	}
 	return false

@@ -48,12 +48,17 @@ apiVersion: projectcalico.org/v3
 kind: GlobalNetworkPolicy
 metadata: {name: odd}
 spec: {tier: default, selector: %s}
+---
+apiVersion: projectcalico.org/v3
+kind: KubeControllersConfiguration
+metadata: {name: default}
+spec: {controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHostEndpoint: Disabled, templates: [%s]}}}}
 `
-	apply := func(cidr, peer, selector string) {
+	apply := func(cidr, peer, selector, template string) {
 		t.Helper()
-		kubectlWith(t, fmt.Sprintf(manifest, cidr, peer, selector), "apply", "-f", "-")
+		kubectlWith(t, fmt.Sprintf(manifest, cidr, peer, selector, template), "apply", "-f", "-")
 	}
-	objects := []string{"networkpolicies.networking.k8s.io/odd", "clusternetworkpolicies.policy.networking.k8s.io/odd", "globalnetworkpolicies.projectcalico.org/odd"}
+	objects := []string{"networkpolicies.networking.k8s.io/odd", "clusternetworkpolicies.policy.networking.k8s.io/odd", "globalnetworkpolicies.projectcalico.org/odd", "kubecontrollersconfigurations.projectcalico.org/default"}
 	t.Cleanup(func() { kubectl(t, append([]string{"delete", "--ignore-not-found"}, objects...)...) })
 	say := func(what string, want ...string) {
 		t.Helper()
@@ -68,13 +73,13 @@ spec: {tier: default, selector: %s}
 		})
 	}
 	// Kubernetes before 1.36 takes ranges with leading zeros.
-	apply("010.1.0.0/16", "domainNames: [example.com]", `"a == "`)
+	apply("010.1.0.0/16", "domainNames: [example.com]", `"a == "`, "{generateName: a, interfaceSelector: eth9}")
 	say("what cannot be carried out is said",
 		`spec.ingress[0]: peer 0: ipBlock.cidr: "010.1.0.0/16" is no CIDR such as 10.1.0.0/16, without leading zeros; it stands for nobody`,
 		"spec.egress[0]: peer 0: domainNames are not supported; it denies everything",
-		"PolicyNotCarriedOut")
-	apply("10.1.0.0/16", "networks: [10.0.0.0/8]", `"a == 'b'"`)
+		"PolicyNotCarriedOut", "templates has no effect: make HostEndpoints for these interfaces")
+	apply("10.1.0.0/16", "networks: [10.0.0.0/8]", `"a == 'b'"`, "")
 	const mended = "everything in it is carried out"
-	say("what is mended is said", mended, mended, mended)
+	say("what is mended is said", mended, mended, mended, mended)
 	forbidden(t)
 }
