@@ -11,29 +11,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// felixRule says what the text or the number in one field of a
+// FelixRule says what the text or the number in one field of a
 // FelixConfiguration may be. The kind has nearly 200 fields, most of which are
 // of no concern here; those that have rules are checked through their JSON
 // names.
-type felixRule struct {
-	values    []string // of a text, in any case
-	low, high int      // of a number, when high is not zero
+type FelixRule struct {
+	Values    []string // of a text, in any case
+	Low, High int      // of a number, when High is not zero
 }
 
-func felixRules() map[string]felixRule {
-	logLevels := felixRule{values: []string{"Trace", "Debug", "Info", "Warning", "Error", "Fatal", "None"}}
-	onOff := felixRule{values: []string{"Enabled", "Disabled"}}
-	acceptReturn := felixRule{values: []string{"Accept", "Return"}}
-	dropReject := felixRule{values: []string{"Drop", "Reject"}}
-	port := felixRule{low: 0, high: 65535}
-	listenPort := felixRule{low: 1, high: 65535}
+// FelixRules returns the rules by the JSON names of the fields.
+func FelixRules() map[string]FelixRule {
+	logLevels := FelixRule{Values: []string{"Trace", "Debug", "Info", "Warning", "Error", "Fatal", "None"}}
+	onOff := FelixRule{Values: []string{"Enabled", "Disabled"}}
+	acceptReturn := FelixRule{Values: []string{"Accept", "Return"}}
+	dropReject := FelixRule{Values: []string{"Drop", "Reject"}}
+	port := FelixRule{Low: 0, High: 65535}
+	listenPort := FelixRule{Low: 1, High: 65535}
 	// The kernel refuses an MTU below 68 (RFC 791), but 0 means "detect".
-	mtu := felixRule{low: 0, high: 65535}
-	return map[string]felixRule{
-		"iptablesBackend":              {values: []string{"Auto", "Legacy", "NFT"}},
-		"nftablesMode":                 {values: []string{"Auto", "Enabled", "Disabled"}},
-		"chainInsertMode":              {values: []string{"Insert", "Append"}},
-		"defaultEndpointToHostAction":  {values: []string{"Drop", "Accept", "Return"}},
+	mtu := FelixRule{Low: 0, High: 65535}
+	return map[string]FelixRule{
+		"iptablesBackend":              {Values: []string{"Auto", "Legacy", "NFT"}},
+		"nftablesMode":                 {Values: []string{"Auto", "Enabled", "Disabled"}},
+		"chainInsertMode":              {Values: []string{"Insert", "Append"}},
+		"defaultEndpointToHostAction":  {Values: []string{"Drop", "Accept", "Return"}},
 		"iptablesFilterAllowAction":    acceptReturn,
 		"iptablesMangleAllowAction":    acceptReturn,
 		"nftablesFilterAllowAction":    acceptReturn,
@@ -43,17 +44,17 @@ func felixRules() map[string]felixRule {
 		"logSeverityFile":              logLevels,
 		"logSeverityScreen":            logLevels,
 		"logSeveritySys":               logLevels,
-		"programClusterRoutes":         {values: []string{"Enabled", "Disabled", "EnabledIPIPOnly", "EnabledNoEncapOnly"}},
+		"programClusterRoutes":         {Values: []string{"Enabled", "Disabled", "EnabledIPIPOnly", "EnabledNoEncapOnly"}},
 		"ipForwarding":                 onOff,
 		"floatingIPs":                  onOff,
-		"routeSource":                  {values: []string{"WorkloadIPs", "CalicoIPAM"}},
-		"serviceLoopPrevention":        {values: []string{"Drop", "Reject", "Disabled"}},
-		"workloadSourceSpoofing":       {values: []string{"Disabled", "Any"}},
-		"natOutgoingExclusions":        {values: []string{"IPPoolsOnly", "IPPoolsAndHostIPs"}},
-		"bpfLogLevel":                  {values: []string{"Off", "Info", "Debug"}},
-		"bpfExternalServiceMode":       {values: []string{"Tunnel", "DSR"}},
-		"bpfConnectTimeLoadBalancing":  {values: []string{"TCP", "Enabled", "Disabled"}},
-		"awsSrcDstCheck":               {values: []string{"DoNothing", "Enable", "Disable"}},
+		"routeSource":                  {Values: []string{"WorkloadIPs", "CalicoIPAM"}},
+		"serviceLoopPrevention":        {Values: []string{"Drop", "Reject", "Disabled"}},
+		"workloadSourceSpoofing":       {Values: []string{"Disabled", "Any"}},
+		"natOutgoingExclusions":        {Values: []string{"IPPoolsOnly", "IPPoolsAndHostIPs"}},
+		"bpfLogLevel":                  {Values: []string{"Off", "Info", "Debug"}},
+		"bpfExternalServiceMode":       {Values: []string{"Tunnel", "DSR"}},
+		"bpfConnectTimeLoadBalancing":  {Values: []string{"TCP", "Enabled", "Disabled"}},
+		"awsSrcDstCheck":               {Values: []string{"DoNothing", "Enable", "Disable"}},
 		"windowsManageFirewallRules":   onOff,
 		"ipipMTU":                      mtu,
 		"vxlanMTU":                     mtu,
@@ -61,15 +62,15 @@ func felixRules() map[string]felixRule {
 		"wireguardMTU":                 mtu,
 		"wireguardMTUV6":               mtu,
 		"vxlanPort":                    listenPort,
-		"vxlanVNI":                     {low: 1, high: 1<<24 - 1}, // RFC 7348, section 5: 24 bits
+		"vxlanVNI":                     {Low: 1, High: 1<<24 - 1}, // RFC 7348, section 5: 24 bits
 		"healthPort":                   port,
 		"prometheusMetricsPort":        port,
 		"metadataPort":                 port,
 		"debugPort":                    port,
 		"wireguardListeningPort":       listenPort,
 		"wireguardListeningPortV6":     listenPort,
-		"wireguardRoutingRulePriority": {low: 1, high: 32765},
-		"deviceRouteProtocol":          {low: 1, high: 255},
+		"wireguardRoutingRulePriority": {Low: 1, High: 32765},
+		"deviceRouteProtocol":          {Low: 1, High: 255},
 	}
 }
 
@@ -78,7 +79,7 @@ func felixRules() map[string]felixRule {
 const maxLogPrefix = 125
 
 func (c *checker) felixConfiguration(s *v3.FelixConfigurationSpec) {
-	rules := felixRules()
+	rules := FelixRules()
 	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
 		name, _, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
@@ -116,7 +117,7 @@ func (c *checker) felixConfiguration(s *v3.FelixConfigurationSpec) {
 
 // felixField applies the rule of one field, and to durations the one that all
 // of them share.
-func (c *checker) felixField(field string, v reflect.Value, rule felixRule) {
+func (c *checker) felixField(field string, v reflect.Value, rule FelixRule) {
 	if v.Kind() == reflect.Pointer {
 		if v.IsNil() {
 			return
@@ -130,13 +131,13 @@ func (c *checker) felixField(field string, v reflect.Value, rule felixRule) {
 		v = v.Elem()
 	}
 	switch {
-	case rule.values != nil && v.Kind() == reflect.String:
+	case rule.Values != nil && v.Kind() == reflect.String:
 		s := v.String()
-		if s != "" && !slices.ContainsFunc(rule.values, func(a string) bool { return strings.EqualFold(a, s) }) {
-			c.add(field, s, "must be one of %s", strings.Join(rule.values, ", "))
+		if s != "" && !slices.ContainsFunc(rule.Values, func(a string) bool { return strings.EqualFold(a, s) }) {
+			c.add(field, s, "must be one of %s", strings.Join(rule.Values, ", "))
 		}
-	case rule.high != 0 && v.CanInt():
-		c.between(field, int(v.Int()), rule.low, rule.high)
+	case rule.High != 0 && v.CanInt():
+		c.between(field, int(v.Int()), rule.Low, rule.High)
 	}
 }
 

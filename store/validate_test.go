@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/storetest"
 )
 
 // resource makes a value of a kind with its defaults. spec is JSON.
@@ -39,79 +40,19 @@ func stored(t *testing.T, v any) store.Object {
 // what they cannot reach.
 func TestValidate(t *testing.T) {
 	t.Parallel()
-	for _, tt := range []struct {
-		name string
-		kind store.Kind
-		spec string
-		want []string // fields that are refused
-	}{
-		{"peer without anything", store.KindBGPPeer, `{}`, nil},
-		{"peer of workloads", store.KindBGPPeer, `{"localWorkloadSelector":"all()"}`, []string{"spec.asNumber"}},
-		{
-			"peer of workloads with address", store.KindBGPPeer, `{"localWorkloadSelector":"all()","asNumber":1,"peerIP":"10.0.0.1","peerSelector":"all()"}`,
-			[]string{"spec.peerIP", "spec.asNumber", "spec.peerIP", "spec.peerSelector"},
-		},
-		{"peer with v6 port", store.KindBGPPeer, `{"peerIP":"[fd00::1]:1790","asNumber":4294967295,"reachableBy":"fd00::2"}`, nil},
-		{"gateway without peer", store.KindBGPPeer, `{"reachableBy":"10.0.0.1"}`, []string{"spec.reachableBy"}},
-		{"small pool that is disabled", store.KindIPPool, `{"cidr":"10.0.0.0/30","disabled":true}`, nil},
-		{"IPIP of IPv6", store.KindIPPool, `{"cidr":"fd00::/64","ipipMode":"Always"}`, nil},
-		{"mapped address", store.KindIPPool, `{"cidr":"::ffff:10.0.0.0/112"}`, []string{"spec.cidr"}},
-		{"namespaces and tunnels", store.KindIPPool, `{"cidr":"10.0.0.0/16","namespaceSelector":"all()"}`, []string{"spec.namespaceSelector"}},
-		{"namespaces", store.KindIPPool, `{"cidr":"10.0.0.0/16","namespaceSelector":"all()","allowedUses":["Workload"]}`, nil},
-		{"global()", store.KindIPPool, `{"cidr":"10.0.0.0/16","nodeSelector":"global()"}`, []string{"spec.nodeSelector"}},
-		{"a label called global, and the word in a string", store.KindIPPool, `{"cidr":"10.0.0.0/16","nodeSelector":"global == 'global()'"}`, nil},
-		{"long selector", store.KindIPPool, `{"cidr":"10.0.0.0/16","nodeSelector":"a == '` + strings.Repeat("x", 1024) + `'"}`, []string{"spec.nodeSelector"}},
-		{"load balancer", store.KindIPPool, `{"cidr":"10.0.0.0/16","allowedUses":["LoadBalancer"]}`, nil},
-		{
-			"load balancer and more", store.KindIPPool, `{"cidr":"10.0.0.0/16","allowedUses":["LoadBalancer","Tunnel"],"vxlanMode":"Always","disableBGPExport":true,"nodeSelector":"has(a)"}`,
-			[]string{"spec.allowedUses", "spec.allowedUses", "spec.disableBGPExport", "spec.nodeSelector"},
-		},
-		{"fields of the v1 API", store.KindIPPool, `{"cidr":"10.0.0.0/16","ipip":{"enabled":true},"nat-outgoing":true}`, []string{"spec.ipip", "spec.nat-outgoing"}},
-		{"bare node address", store.KindNode, `{"bgp":{"ipv4Address":"10.0.0.1"}}`, nil},
-		{"node outside of BGP", store.KindNode, `{}`, nil},
-		{"names of log levels in any case", store.KindFelixConfiguration, `{"logSeverityScreen":"debug","defaultEndpointToHostAction":"ACCEPT"}`, nil},
-		{"policy of a namespace", store.KindNetworkPolicy, `{"selector":"app == 'web'","ingress":[{"action":"Allow","protocol":"TCP","destination":{"ports":[80,"http"]}}]}`, nil},
-		{"policy with what is wrong", store.KindNetworkPolicy, `{"tier":"a.b","selector":"=","serviceAccountSelector":"global()","types":["Ingress","Ingress","Sideways"],"performanceHints":["Fast"]}`, []string{"spec.tier", "spec.selector", "spec.serviceAccountSelector", "spec.types[1]", "spec.types[2]", "spec.performanceHints[0]"}},
-		{"port without a protocol", store.KindGlobalNetworkPolicy, `{"ingress":[{"action":"Allow","destination":{"ports":[80]}}]}`, []string{"spec.ingress[0].destination.ports[0]"}},
-		{"untracked and before NAT", store.KindGlobalNetworkPolicy, `{"doNotTrack":true,"preDNAT":true,"applyOnForward":true}`, []string{"spec.preDNAT"}},
-		{"untracked without forwarding", store.KindGlobalNetworkPolicy, `{"doNotTrack":true}`, []string{"spec.applyOnForward"}},
-		{"egress before NAT", store.KindGlobalNetworkPolicy, `{"preDNAT":true,"applyOnForward":true,"types":["Ingress","Egress"]}`, []string{"spec.egress"}},
-		{"service of no namespace", store.KindGlobalNetworkPolicy, `{"egress":[{"action":"Allow","destination":{"services":{"name":"dns"}}}]}`, []string{"spec.egress[0].destination.services.namespace"}},
-		{"staged action", store.KindStagedGlobalNetworkPolicy, `{"stagedAction":"Later"}`, []string{"spec.stagedAction"}},
-		{"staged Kubernetes policy", store.KindStagedKubernetesNetworkPolicy, `{"podSelector":{},"policyTypes":["Ingress","Both"]}`, []string{"spec.policyTypes[1]"}},
-		{"network set", store.KindGlobalNetworkSet, `{"nets":["10.0.0.0/8","10.0.0.1","fd00::/8","x"]}`, []string{"spec.nets[3]"}},
-		{"host endpoint", store.KindHostEndpoint, `{"node":"n1","interfaceName":"*","profiles":["p"],"ports":[{"name":"ssh","protocol":"TCP","port":22}]}`, nil},
-		{"host endpoint of nothing", store.KindHostEndpoint, `{}`, []string{"spec.node", "spec.interfaceName"}},
-		{"host endpoint with what is wrong", store.KindHostEndpoint, `{"node":"N 1","interfaceName":"a-very-long-interface","expectedIPs":["10.0.0.0/8"],"ports":[{"protocol":"ICMP","port":0}]}`, []string{"spec.node", "spec.interfaceName", "spec.expectedIPs[0]", "spec.ports[0].port", "spec.ports[0].name", "spec.ports[0].protocol"}},
-		{"prefix of the host's interfaces", store.KindFelixConfiguration, `{"interfacePrefix":"cali,eth"}`, []string{"spec.interfacePrefix"}},
-		{"prefix of an uplink and of a tunnel", store.KindFelixConfiguration, `{"interfacePrefix":"ens3,vxlan,l"}`, []string{"spec.interfacePrefix", "spec.interfacePrefix", "spec.interfacePrefix"}},
-		{"other prefixes of workloads", store.KindFelixConfiguration, `{"interfacePrefix":"cali,tap,veth"}`, nil},
-		{
-			"text that is longer than the kernel takes", store.KindFelixConfiguration,
-			`{"interfacePrefix":"` + strings.Repeat("x", 65) + `","iptablesNATOutgoingInterfaceFilter":"` + strings.Repeat("x", 65) + `","logPrefix":"` + strings.Repeat("x", 126) + `"}`,
-			[]string{"spec.interfacePrefix", "spec.iptablesNATOutgoingInterfaceFilter", "spec.logPrefix"},
-		},
-		{"endpoint on the host's uplink", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"eth0"}`, []string{"metadata.name", "spec.interfaceName"}},
-		{"endpoint on the loopback", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"lo"}`, []string{"metadata.name", "spec.interfaceName"}},
-		{"endpoint on all interfaces", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"*"}`, []string{"metadata.name", "spec.interfaceName"}},
-		{"endpoint on IPIP's tunnel", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"tunl0"}`, []string{"metadata.name", "spec.interfaceName"}},
-		{"endpoint on VXLAN's tunnel", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"vxlan.calico"}`, []string{"metadata.name", "spec.interfaceName"}},
-		{"endpoint on a further tunnel", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"vxlan.calico6-2"}`, []string{"metadata.name", "spec.interfaceName"}},
-		{"endpoint on an interface of its own", store.KindWorkloadEndpoint, `{"orchestrator":"k8s","node":"n1","pod":"p","endpoint":"eth0","interfaceName":"ethernet-7"}`, []string{"metadata.name"}},
-		{"metrics of no port", store.KindFelixConfiguration, `{"prometheusMetricsPort":-1}`, []string{"spec.prometheusMetricsPort"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
+	for _, tt := range storetest.Resources() {
+		t.Run(tt.Case, func(t *testing.T) {
 			t.Parallel()
 			var got []string
 			var errs store.FieldErrors
-			err := store.Validate(resource(t, tt.kind, "x", tt.spec))
+			err := store.Validate(resource(t, tt.Kind, tt.Name, tt.Spec))
 			if err != nil && (!errors.As(err, &errs) || !errors.Is(err, store.ErrInvalid)) {
 				t.Fatalf("%v is no list of fields", err)
 			}
 			for _, e := range errs {
 				got = append(got, e.Field)
 			}
-			if diff := cmp.Diff(tt.want, got); diff != "" {
+			if diff := cmp.Diff(tt.Refused, got); diff != "" {
 				t.Errorf("refused fields (-want +got):\n%s\n%v", diff, err)
 			}
 		})

@@ -58,6 +58,7 @@ func run(m *testing.M) (code int) {
 // define installs the custom resources of both groups by the manifests that
 // users apply, and waits until they are served.
 func define(ctx context.Context) error {
+	var refused []error
 	for _, g := range []convert.Group{convert.V1, convert.V3} {
 		text, err := os.ReadFile(filepath.Join("../../configs/kubernetes/crds", string(g)+".yaml"))
 		if err != nil {
@@ -71,10 +72,12 @@ func define(ctx context.Context) error {
 			if string(raw) == "null" {
 				continue
 			}
-			if _, err := server.Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "application/json", raw); err != nil {
-				return err
-			}
+			_, err = server.Do(ctx, http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "application/json", raw)
+			refused = append(refused, err)
 		}
+	}
+	if err := errors.Join(refused...); err != nil {
+		return err
 	}
 	for _, g := range []convert.Group{convert.V1, convert.V3} {
 		for _, kind := range convert.CustomKinds() {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -29,12 +30,10 @@ func modifyRace(t *testing.T, s store.Store, writers int) {
 		wg.Go(func() {
 			_, err := store.Modify(ctx, s, poolKey("counter"), func(cur store.Object) (any, error) {
 				if cur.Revision == 0 {
-					p := pool("counter", "10.0.0.0/16")
-					p.Spec.BlockSize = 1
-					return p, nil
+					return account("counter", 1), nil
 				}
 				p := store.Clone(cur.Value).(*v3.IPPool)
-				p.Spec.BlockSize++
+				p.Annotations["amount"] = strconv.Itoa(amount(p) + 1)
 				return p, nil
 			})
 			if err != nil {
@@ -47,7 +46,7 @@ func modifyRace(t *testing.T, s store.Store, writers int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := got.Value.(*v3.IPPool).Spec.BlockSize; n != writers {
+	if n := amount(got.Value); n != writers {
 		t.Errorf("%d writers counted to %d", writers, n)
 	}
 
@@ -66,16 +65,23 @@ func modifyRace(t *testing.T, s store.Store, writers int) {
 	}
 }
 
+// account is an object that counts: where no rule of a backend bounds the number.
+func account(name string, amount int) *v3.IPPool {
+	p := pool(name, "10.0.0.0/16")
+	p.Annotations = map[string]string{"amount": strconv.Itoa(amount)}
+	return p
+}
+
+func amount(v any) int {
+	n, _ := strconv.Atoi(v.(*v3.IPPool).Annotations["amount"])
+	return n
+}
+
 // testConflictingTransfers moves amounts between two objects from many sides
 // at once, in transactions over both: the sum must stay, and an observer who
 // gets both changes of a transaction in one batch must never see another.
 func testConflictingTransfers(t *testing.T, s store.Store) {
 	const total, movers, moves = 100, 8, 20
-	account := func(name string, amount int) *v3.IPPool {
-		p := pool(name, "10.0.0.0/16")
-		p.Spec.BlockSize = amount
-		return p
-	}
 	first := must(t, s, put(store.IfAbsent(), account("a", total)), put(store.IfAbsent(), account("b", 0)))
 
 	w := watch(t, s, store.KindIPPool)
@@ -87,7 +93,7 @@ func testConflictingTransfers(t *testing.T, s store.Store) {
 			select {
 			case b := <-w.ch:
 				for _, e := range b.Events {
-					amounts[e.Key.Name] = e.Object.Value.(*v3.IPPool).Spec.BlockSize
+					amounts[e.Key.Name] = amount(e.Object.Value)
 				}
 				if sum := amounts["a"] + amounts["b"]; sum != total {
 					observed <- fmt.Errorf("at revision %d the sum is %d: a transaction was torn", b.Revision, sum)
@@ -104,7 +110,7 @@ func testConflictingTransfers(t *testing.T, s store.Store) {
 	for range movers {
 		wg.Go(func() {
 			for cur, done := first, 0; done < moves; {
-				a, b := cur[0].Value.(*v3.IPPool).Spec.BlockSize, cur[1].Value.(*v3.IPPool).Spec.BlockSize
+				a, b := amount(cur[0].Value), amount(cur[1].Value)
 				d := rand.IntN(a+b+1) - b
 				objs, err := s.Txn(t.Context(),
 					put(store.IfRevision(cur[0].Revision), account("a", a-d)),
@@ -132,7 +138,7 @@ func testConflictingTransfers(t *testing.T, s store.Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if sum := objs[0].Value.(*v3.IPPool).Spec.BlockSize + objs[1].Value.(*v3.IPPool).Spec.BlockSize; sum != total {
+	if sum := amount(objs[0].Value) + amount(objs[1].Value); sum != total {
 		t.Errorf("the sum is %d, it was %d", sum, total)
 	}
 }

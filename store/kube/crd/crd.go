@@ -118,6 +118,9 @@ func definition(g convert.Group, kind store.Kind) (Definition, error) {
 			"spec":       spec,
 		},
 	}
+	if err := limit(kind, root); err != nil {
+		return Definition{}, err
+	}
 	v := Version{Name: r.Version, Served: true, Storage: true, Schema: Validation{root}}
 	if r.Status {
 		root.Properties["status"] = anyObject()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube/convert"
 )
 
@@ -74,5 +75,51 @@ func TestDefinitions(t *testing.T) {
 	}
 	if deleted := byName["blockaffinities.crd.projectcalico.org"].Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["deleted"]; deleted.Type != "string" {
 		t.Errorf("an affinity's mark is a %s", deleted.Type)
+	}
+}
+
+// TestRules: the definitions of both groups judge alike, and leave IPAM's records, which
+// daemons write, to these.
+func TestRules(t *testing.T) {
+	t.Parallel()
+	for _, kind := range convert.CustomKinds() {
+		var schemas []*Schema
+		for _, g := range []convert.Group{convert.V1, convert.V3} {
+			d, err := definition(g, kind)
+			if err != nil {
+				t.Fatal(err)
+			}
+			schemas = append(schemas, d.Spec.Versions[0].Schema.OpenAPIV3Schema)
+		}
+		if diff := cmp.Diff(schemas[0], schemas[1]); diff != "" && kind != store.KindIPAMAffinity {
+			t.Errorf("%s (-v1 +v3):\n%s", kind, diff)
+		}
+		if judges := judges(schemas[0]); judges == kind.IPAM() && kind != store.KindIPAMConfig {
+			t.Errorf("%s has rules: %t", kind, judges)
+		}
+	}
+}
+
+// judges reports whether a schema says more of values than of what type they are.
+func judges(s *Schema) bool {
+	if s == nil {
+		return false
+	}
+	found := len(s.Rules) > 0 || s.Enum != nil || s.Pattern != "" || s.Maximum != nil || s.MaxLength > 0 || s.AnyOf != nil
+	for _, p := range s.Properties {
+		found = found || judges(p)
+	}
+	return found || judges(s.Items)
+}
+
+// TestRulesNameFields: a rule about a field that is not there is an error of whoever
+// writes it, and so is a limit of one.
+func TestRulesNameFields(t *testing.T) {
+	t.Parallel()
+	l := &limits{root: &Schema{Properties: map[string]*Schema{"spec": {Type: "object"}}}}
+	l.at("spec").ruleFor(".order", "true", "is no order")
+	l.at("spec.list[].cidr").cidr("")
+	if errs := append(l.errs, l.root.check("")...); len(errs) != 2 {
+		t.Errorf("the errors are %v", errs)
 	}
 }

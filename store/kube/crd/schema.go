@@ -2,6 +2,7 @@ package crd
 
 import (
 	"encoding/json"
+	"math"
 	"reflect"
 	"strings"
 
@@ -16,6 +17,13 @@ type Schema struct {
 	Format               string             `json:"format,omitempty"`
 	Nullable             bool               `json:"nullable,omitempty"`
 	Default              json.RawMessage    `json:"default,omitempty"`
+	Enum                 []any              `json:"enum,omitempty"`
+	Minimum              *int64             `json:"minimum,omitempty"`
+	Maximum              *int64             `json:"maximum,omitempty"`
+	MinItems             int                `json:"minItems,omitempty"`
+	MaxItems             int                `json:"maxItems,omitempty"`
+	MaxLength            int                `json:"maxLength,omitempty"`
+	Pattern              string             `json:"pattern,omitempty"`
 	Required             []string           `json:"required,omitempty"`
 	AnyOf                []*Schema          `json:"anyOf,omitempty"`
 	Items                *Schema            `json:"items,omitempty"`
@@ -23,6 +31,7 @@ type Schema struct {
 	AdditionalProperties *Schema            `json:"additionalProperties,omitempty"`
 	IntOrString          bool               `json:"x-kubernetes-int-or-string,omitempty"`
 	KeepUnknown          bool               `json:"x-kubernetes-preserve-unknown-fields,omitempty"`
+	Rules                []Rule             `json:"x-kubernetes-validations,omitempty"`
 }
 
 // anyObject takes every object.
@@ -41,8 +50,12 @@ func schemaOf(t reflect.Type) *Schema {
 		return &Schema{Type: "string", Format: "date-time"}
 	case reflect.TypeFor[metav1.Duration]():
 		return &Schema{Type: "string"}
-	case reflect.TypeFor[numorstring.ASNumber](), reflect.TypeFor[numorstring.Port](), reflect.TypeFor[numorstring.Protocol](), reflect.TypeFor[numorstring.Uint8OrString]():
-		return &Schema{AnyOf: []*Schema{{Type: "integer"}, {Type: "string"}}, IntOrString: true}
+	case reflect.TypeFor[numorstring.ASNumber]():
+		return intOrString(math.MaxUint32, `^[0-9]+([.][0-9]+)?$`)
+	case reflect.TypeFor[numorstring.Port]():
+		return intOrString(math.MaxUint16, `^([a-zA-Z0-9_.-]{1,128}|[0-9]+:[0-9]+)$`)
+	case reflect.TypeFor[numorstring.Protocol](), reflect.TypeFor[numorstring.Uint8OrString]():
+		return intOrString(math.MaxUint8, "")
 	}
 	if p := reflect.PointerTo(t); p.Implements(reflect.TypeFor[json.Marshaler]()) {
 		return &Schema{KeepUnknown: true} // it writes its own form
@@ -68,12 +81,25 @@ func schemaOf(t reflect.Type) *Schema {
 		return &Schema{Type: "boolean"}
 	case reflect.Float32, reflect.Float64:
 		return &Schema{Type: "number"}
-	case reflect.Int32, reflect.Int16, reflect.Int8, reflect.Uint8, reflect.Uint16:
+	case reflect.Uint8:
+		return (&Schema{Type: "integer", Format: "int32"}).between(0, math.MaxUint8)
+	case reflect.Uint16:
+		return (&Schema{Type: "integer", Format: "int32"}).between(0, math.MaxUint16)
+	case reflect.Uint32:
+		return (&Schema{Type: "integer", Format: "int64"}).between(0, math.MaxUint32)
+	case reflect.Int32, reflect.Int16, reflect.Int8:
 		return &Schema{Type: "integer", Format: "int32"}
-	case reflect.Int, reflect.Int64, reflect.Uint, reflect.Uint32, reflect.Uint64:
+	case reflect.Int, reflect.Int64, reflect.Uint, reflect.Uint64:
 		return &Schema{Type: "integer", Format: "int64"}
 	}
 	return &Schema{KeepUnknown: true}
+}
+
+// intOrString is for what is written as a number up to highest or as a text, to
+// which alone the pattern applies.
+func intOrString(highest int64, pattern string) *Schema {
+	s := &Schema{AnyOf: []*Schema{{Type: "integer"}, {Type: "string"}}, IntOrString: true, Pattern: pattern}
+	return s.between(0, highest)
 }
 
 func addMembers(to map[string]*Schema, t reflect.Type) {
