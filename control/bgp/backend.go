@@ -88,7 +88,7 @@ func (b *backend) listens() bool { return b.listening }
 
 // adopt makes the judgement that of c.
 func (b *backend) adopt(c *Config) {
-	p := newPolicy(c)
+	p, running := newPolicy(c), runningPeers(c)
 	b.mu.Lock()
 	b.policy = p
 	names := maps.Clone(b.names)
@@ -99,7 +99,7 @@ func (b *backend) adopt(c *Config) {
 	}
 	b.names = names
 	b.mu.Unlock()
-	b.SetPolicy(judges{p})
+	b.SetPolicy(judges{p, running})
 }
 
 func (b *backend) setPolicy(_ context.Context, _, c *Config) error {
@@ -390,17 +390,39 @@ func (j *judged) read(p *engine.Path, ibgp bool) {
 }
 
 // judges is a policy as the engine asks it.
-type judges struct{ *policy }
+type judges struct {
+	*policy
+	running map[netip.Addr]Peer
+}
 
 // Import implements [engine.Policy].
 func (j judges) Import(p engine.Peer) engine.Judge {
-	peer := runningPeers(j.c)[p.Addr]
-	return j.judge(j.importsOf(peer))
+	return j.judge(j.importsOf(j.running[p.Addr]))
 }
 
 // Export implements [engine.Policy].
 func (j judges) Export(p engine.Peer) engine.Judge {
-	return j.judge(j.exportsOf(runningPeers(j.c)[p.Addr]))
+	peer, ok := j.exportsLike(p)
+	if !ok {
+		return func(*engine.Path) engine.Verdict { return engine.Verdict{} } // it is about to go
+	}
+	return j.judge(j.exportsOf(peer))
+}
+
+// exportsLike returns a peer to which the same is to be advertised as to those with p's ExportKey. The peer that the engine
+// asks for may have another key by now, or not be there any more, while others of its update group stay what they are.
+func (j judges) exportsLike(p engine.Peer) (like Peer, ok bool) {
+	same := func(q Peer) bool { return q.exportKey() == p.ExportKey && q.ibgp(j.c.ASN) == (p.AS == p.LocalAS) }
+	like, ok = j.running[p.Addr]
+	if ok && same(like) {
+		return like, true
+	}
+	for _, q := range j.running {
+		if same(q) {
+			return q, true
+		}
+	}
+	return like, ok // to whose new group it goes over
 }
 
 func (j judges) judge(decide func(*judged) verdict) engine.Judge {

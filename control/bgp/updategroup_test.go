@@ -3,6 +3,7 @@ package bgp
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -78,5 +79,59 @@ func TestTooLargeForPeer(t *testing.T) {
 	}
 	if got := r.explain("192.168.1.0/26"); !strings.Contains(got, "withheld tor-"+h[1].String()+": BGP's own rules") || !strings.Contains(got, "do not fit into a message") {
 		t.Errorf("explained as\n%s", got)
+	}
+}
+
+// TestGroupOutlivesMember: peers to which the same is advertised are judged alike, also when one of them goes or is
+// given other filters: by the filters that the others have, and a reflector's clients are sent what others announce.
+func TestGroupOutlivesMember(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(peers []Peer) []Peer{
+		"goes":                 func(peers []Peer) []Peer { return peers[:2] },
+		"waits for its link":   func(peers []Peer) []Peer { peers[2].Waiting = "no link"; return peers },
+		"is given other rules": func(peers []Peer) []Peer { peers[2].Filters = "none"; return peers },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := hosts(t, 4)
+			us, other := newRun(t, SpeakerOptions{}), newRun(t, SpeakerOptions{})
+			var peers []Peer
+			for _, a := range h[1:] {
+				p := waiting(tor(h[0], a, 64512))
+				p.Reflect, p.ClusterID, p.Filters = true, netip.MustParseAddr("244.0.0.1"), "some"
+				peers = append(peers, p)
+			}
+			c := testConfig(h[0], 64512, nil, peers...)
+			c.Filters = map[string]Filter{
+				"some": parse(t, `{"exportV4":[{"action":"Reject","cidr":"192.168.66.0/26","matchOperator":"Equal"}]}`),
+				"none": parse(t, `{"exportV4":[{"action":"Reject"}]}`),
+			}
+			us.apply(c)
+			said := testConfig(h[1], 64512, []string{"192.168.11.0/26"}, tor(h[1], h[0], 64512))
+			other.apply(said)
+			for _, a := range h[2:] {
+				newRun(t, SpeakerOptions{}).apply(testConfig(a, 64512, nil, tor(a, h[0], 64512)))
+			}
+			advertised := func(want ...string) {
+				t.Helper()
+				var got []string
+				poll(t, func() string { return fmt.Sprintf("advertised are %q, want %q", got, want) }, func() bool {
+					got = nil
+					err := us.Query(t.Context(), Query{Table: TableAdvertised, Peer: h[2]}, func(r Route) bool { got = append(got, r.Prefix.String()); return true })
+					slices.Sort(got)
+					return err == nil && slices.Equal(got, want)
+				})
+			}
+			for _, a := range h[1:] {
+				us.waitUp(a)
+			}
+			advertised("192.168.11.0/26")
+			next := testConfig(h[0], 64512, []string{"192.168.66.0/26", "192.168.67.0/26"}, change(slices.Clone(peers))...)
+			next.Filters = c.Filters
+			us.apply(next)
+			said.Announce = append(said.Announce, netip.MustParsePrefix("192.168.12.0/26"))
+			other.apply(said)
+			advertised("192.168.11.0/26", "192.168.12.0/26", "192.168.67.0/26")
+		})
 	}
 }
