@@ -219,7 +219,7 @@ func (c *Controller) forgetCallers(ctx context.Context) {
 
 // visitCallers looks at each neighbour that has connected, and returns how many there are.
 func (c *Controller) visitCallers(now time.Time) int {
-	sessions := c.speaker.callers()
+	sessions, speaks := c.speaker.callers()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	changed, gone := false, false
@@ -228,7 +228,7 @@ func (c *Controller) visitCallers(now time.Time) int {
 		if st.had && !s.had {
 			changed, s.had = true, true
 		}
-		if st.up {
+		if st.up || !speaks { // while the datastore is waited for nobody can come
 			s.seen = now
 			continue
 		}
@@ -329,16 +329,16 @@ type callerSession struct {
 	patience time.Duration // for how long it may be without a session
 }
 
-// callers returns how the neighbours are that have connected from ranges.
-func (s *Speaker) callers() map[netip.Addr]callerSession {
+// callers returns how the neighbours are that have connected from ranges, and whether BGP runs at all.
+func (s *Speaker) callers() (out map[netip.Addr]callerSession, speaks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := map[netip.Addr]callerSession{}
+	out = map[netip.Addr]callerSession{}
 	for _, ss := range s.sessions {
 		if ss.peer.Range.IsValid() {
 			_, info := ss.info(s.listenErr)
 			out[ss.peer.Addr] = callerSession{ss.up, ss.tally.established > 0, info, ss.peer.RestartTime + ss.peer.StaleTime}
 		}
 	}
-	return out
+	return out, s.engine != nil
 }

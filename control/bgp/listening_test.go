@@ -194,6 +194,26 @@ func TestListensAfterRestart(t *testing.T) {
 	begin(false).waitAt(inside, "0 of 100 neighbours") // damaged: as if there were none
 }
 
+// TestCallersBeforeStart: who had connected before the daemon's restart is not forgotten while BGP waits for the datastore,
+// for however long that is away: peers keep the routes of this host for longer.
+func TestCallersBeforeStart(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "callers")
+	const was = `["10.77.0.9"]`
+	if err := os.WriteFile(file, []byte(was), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := New(Options{Log: testLog(t), Node: "node1", CallersFile: file})
+	for i := range 3 {
+		if n := c.visitCallers(time.Now().Add(time.Duration(i+1) * callPatience)); n != 1 {
+			t.Errorf("%d neighbours are waited for", n)
+		}
+	}
+	if b, err := os.ReadFile(file); string(b) != was {
+		t.Errorf("the file has %q, %v", b, err)
+	}
+}
+
 // TestCalled: whoever calls, and whatever ranges there are, a neighbour has the settings of the narrowest range that it is in,
 // no range has more than its limit, and who is configured stays what he is.
 func TestCalled(t *testing.T) {
