@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
@@ -255,11 +256,7 @@ func (c *core) make(u *updates, f wire.Family, from *peer, set attrs.Handle, edi
 		}
 	case from != nil && !from.external: // reflected
 		change.LocalPref, change.Originator = true, from.open.ID
-		of := &u.of
-		if !u.cluster.IsValid() {
-			of = &from.config
-		}
-		change.Cluster = c.clusterID(of)
+		change.Cluster = idOf(cmp.Or(u.cluster, from.config.ClusterID))
 	default:
 		change.LocalPref = true
 	}

@@ -30,24 +30,25 @@ type core struct {
 	start   time.Time
 	now     time.Time
 
-	sets    *attrs.Table
-	rib     *rib.RIB
-	peers   map[netip.Addr]*peer
-	numbers []*peer // by rib.Peer; nil: the local one, or none
-	local   rib.Peer
-	own     map[wire.Prefix]attrs.Handle // what it originates; the path of each holds its attributes
-	policy  Policy
-	groups  []*updates // in the order in which they were made
-	tasks   []task
-	fills   []task // of new groups, which wait for no task
-	news    news
-	waiting restarting
-	orders  []order
-	stride  int    // prefixes of a step
-	tap     *tap   // nil: there is no monitor
-	halted  bool   // nothing more is advertised or withdrawn: the engine ends
-	path    Path   // that others are shown
-	poke    func() // has the caller see to tasks, orders and times; it must not wait
+	sets     *attrs.Table
+	rib      *rib.RIB
+	peers    map[netip.Addr]*peer
+	numbers  []*peer // by rib.Peer; nil: the local one, or none
+	local    rib.Peer
+	own      map[wire.Prefix]attrs.Handle // what it originates; the path of each holds its attributes
+	policy   Policy
+	clusters map[uint32]int // clients of this side by the id of their cluster (RFC 4456)
+	groups   []*updates     // in the order in which they were made
+	tasks    []task
+	fills    []task // of new groups, which wait for no task
+	news     news
+	waiting  restarting
+	orders   []order
+	stride   int    // prefixes of a step
+	tap      *tap   // nil: there is no monitor
+	halted   bool   // nothing more is advertised or withdrawn: the engine ends
+	path     Path   // that others are shown
+	poke     func() // has the caller see to tasks, orders and times; it must not wait
 }
 
 // peer is what the core knows of one.
@@ -97,7 +98,7 @@ const (
 func newCore(o Options, now time.Time) *core {
 	c := &core{
 		options: o, id: idOf(o.RouterID), start: now, now: now, sets: attrs.NewTable(), peers: map[netip.Addr]*peer{},
-		own: map[wire.Prefix]attrs.Handle{}, policy: o.Policy, stride: step, poke: func() {},
+		own: map[wire.Prefix]attrs.Handle{}, clusters: map[uint32]int{}, policy: o.Policy, stride: step, poke: func() {},
 	}
 	if c.policy == nil {
 		c.policy = openPolicy{}
@@ -164,6 +165,7 @@ func (c *core) addPeer(config Peer) *peer {
 	p.number = c.rib.AddPeer(c.info(p))
 	c.number(p.number, p)
 	c.peers[config.Addr] = p
+	c.cluster(config.ClusterID, 1)
 	return p
 }
 
@@ -179,6 +181,8 @@ func (c *core) changePeer(p *peer, config Peer) {
 	if was.AllowOwnAS != config.AllowOwnAS {
 		c.rejudge(Scope{Import: true, Peers: []netip.Addr{config.Addr}})
 	}
+	c.cluster(was.ClusterID, -1)
+	c.cluster(config.ClusterID, 1)
 	if was.ClusterID != config.ClusterID { // others' are no longer reflected to it, or its own to others
 		c.rejudge(Scope{Import: true, Export: true})
 	}
@@ -189,6 +193,7 @@ func (c *core) changePeer(p *peer, config Peer) {
 // announced goes in steps.
 func (c *core) removePeer(p *peer) {
 	p.removed = true
+	c.cluster(p.config.ClusterID, -1)
 	if p.session != nil {
 		c.down(p, p.session, fsm.Reason{Cause: fsm.Stopped})
 	}

@@ -272,6 +272,41 @@ func TestRemovedAfterItsEnd(t *testing.T) {
 	}
 }
 
+// TestOwnClusters: with clients of two clusters a path that has been in either is a loop, whoever sends it; with none,
+// one that has been in the cluster that has the router id.
+func TestOwnClusters(t *testing.T) {
+	t.Parallel()
+	for range 10 { // it was a map's order that decided
+		c, peers, _ := hand(4)
+		clusters := func(list ...string) {
+			for i, id := range list {
+				config := peers[i].config
+				config.ClusterID, _ = netip.ParseAddr(id)
+				c.changePeer(peers[i], config)
+			}
+		}
+		accepted := func(want ...bool) {
+			t.Helper()
+			for i, id := range []byte{5, 6, 99} {
+				var p wire.Packer
+				list := []byte{0x40, 1, 1, 0, 0x40, 2, 0, 0x40, 5, 4, 0, 0, 0, 100, 0x80, 9, 4, 0, 0, 0, 77, 0x80, 10, 8, 10, 0, 0, id, 0, 0, 0, 9}
+				if err := p.Announce(wire.IPv4, []byte{192, 0, 2, 1}, list); err != nil {
+					t.Fatal(err)
+				}
+				p.Add(wire.FromNetip(netip.MustParsePrefix("10.7.0.0/24")))
+				feed(t, c, peers[3], p.Bytes(), func() {})
+				if got := c.rib.Refused(peers[3].number, wire.IPv4) == 0; got != want[i] {
+					t.Errorf("a path that was in cluster 10.0.0.%d is accepted: %t", id, got)
+				}
+			}
+		}
+		clusters("", "10.0.0.5", "10.0.0.6", "")
+		accepted(false, false, true)
+		clusters("", "", "", "")
+		accepted(true, true, false)
+	}
+}
+
 // FuzzReceive hands messages of any content to a core: a fault has a code for its
 // NOTIFICATION, and what is advertised then can be read.
 func FuzzReceive(f *testing.F) {

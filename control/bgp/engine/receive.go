@@ -3,6 +3,7 @@ package engine
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
@@ -127,9 +128,8 @@ func (c *core) looped(p *peer, raw attrs.Handle) bool {
 		return true
 	}
 	if v.ClusterLen > 0 {
-		own := c.clusterID(&p.config)
 		for id := range v.Clusters() {
-			if id == own {
+			if c.clusters[id] > 0 || len(c.clusters) == 0 && id == c.id { // RFC 4456 section 7
 				return true
 			}
 		}
@@ -137,19 +137,15 @@ func (c *core) looped(p *peer, raw attrs.Handle) bool {
 	return false
 }
 
-// clusterID is what this side adds to CLUSTER_LIST for a client, and by which it knows
-// what it has reflected: where none is configured it is the router id (RFC 4456
-// section 7).
-func (c *core) clusterID(p *Peer) uint32 {
-	if p.ClusterID.Is4() {
-		return idOf(p.ClusterID)
+// cluster counts a client of this side.
+func (c *core) cluster(id netip.Addr, n int) {
+	if !id.Is4() {
+		return
 	}
-	for _, q := range c.peers {
-		if q.config.ClusterID.Is4() {
-			return idOf(q.config.ClusterID)
-		}
+	i := idOf(id)
+	if c.clusters[i] += n; c.clusters[i] == 0 {
+		delete(c.clusters, i)
 	}
-	return c.id
 }
 
 // judged has the policy judge a path of a peer. The set that it returns, if it is not raw,
