@@ -382,13 +382,14 @@ func (e *Engine) add(p Peer) {
 	}
 }
 
-// openOf is how sessions with a peer are opened.
+// openOf is how sessions with a peer are opened. That routes were kept over a restart of this side holds after it too: a
+// peer may be configured, or be found on its link, later than the others.
 func (c *core) openOf(p *Peer) fsm.Config {
 	o := fsm.Open{AS: c.localAS(p), ID: c.id, HoldTime: p.HoldTime}
 	o.AS4, o.Refresh, o.EnhancedRefresh, o.ExtendedMessages, o.ExtendedNextHop = true, true, true, true, p.ExtendedNextHop
 	o.GracefulRestart, o.Notification, o.RestartTime = p.RestartTime > 0, p.RestartTime > 0, p.RestartTime
 	o.Restarting = c.waiting.on && o.GracefulRestart
-	kept := c.waiting.on
+	kept := c.options.Restarting
 	for f := range o.Family {
 		of, my := &p.Families[f], &o.Family[f]
 		my.Enabled, my.Restart, my.Forwarding = of.Enabled, of.Enabled && o.GracefulRestart, of.Enabled && o.GracefulRestart && kept

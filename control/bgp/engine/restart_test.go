@@ -234,3 +234,26 @@ func TestReset(t *testing.T) {
 	b.hears(t, `127.0.89.1 down: received NOTIFICATION 6/4: "new cables", retained`)
 	b.is(t, "another session", func() bool { return strings.Count(strings.Join(b.events, "\n"), "127.0.89.1 up") == 2 })
 }
+
+// TestForwardingAfterRestart: a peer that is configured when a restart is over is not asked to wait for it any more, and keeps what it
+// has of this host all the same (RFC 4724 section 4.2 has it drop what comes back without F).
+func TestForwardingAfterRestart(t *testing.T) {
+	t.Parallel()
+	for _, restarting := range []bool{true, false} {
+		now := time.Unix(1e9, 0)
+		c := newCore(Options{AS: 65000, RouterID: netip.MustParseAddr("10.0.0.99"), Restarting: restarting, Deferral: time.Second}, now)
+		p := Peer{Addr: netip.MustParseAddr("10.1.0.1"), AS: 65001, RestartTime: time.Minute}
+		p.Families[wire.IPv4] = Family{Enabled: true, StaleTime: time.Minute}
+		for _, late := range []bool{false, true} {
+			if late {
+				c.at(now.Add(time.Second))
+				c.tick()
+			}
+			o := c.openOf(&p).Local
+			f := o.Family[wire.IPv4]
+			if o.Restarting != (restarting && !late) || f.Forwarding != restarting || f.LongLivedForwarding != restarting {
+				t.Errorf("restarting %t, after its end %t: the OPEN says R %t, F %t, and %t for RFC 9494", restarting, late, o.Restarting, f.Forwarding, f.LongLivedForwarding)
+			}
+		}
+	}
+}
