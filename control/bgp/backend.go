@@ -38,6 +38,8 @@ type backend struct {
 	mu     sync.Mutex // guards the rest
 	policy *policy
 	names  map[netip.Addr]Peer // never changed: it is replaced
+
+	complete func() // says that no peer is awaited any more; nil: none is. Who changes the backend has it
 }
 
 const (
@@ -92,7 +94,7 @@ func (b *backend) adopt(c *Config) {
 	b.mu.Lock()
 	b.policy = p
 	names := maps.Clone(b.names)
-	for addr, peer := range runningPeers(c) {
+	for addr, peer := range running {
 		if _, ok := names[addr]; ok {
 			names[addr] = peer
 		}
@@ -124,7 +126,7 @@ func (b *backend) announce(c *Config) error {
 	return nil
 }
 
-func (b *backend) addPeer(_ context.Context, c *Config, p Peer, _ bool) error {
+func (b *backend) addPeer(_ context.Context, c *Config, p Peer) error {
 	b.change.Lock()
 	defer b.change.Unlock()
 	b.mu.Lock()
@@ -166,6 +168,17 @@ func (b *backend) deletePeer(_ context.Context, p Peer) error {
 		return fmt.Errorf("delete peer %s: %w", p.Addr, err)
 	}
 	return nil
+}
+
+// await has a restart wait for peers that are still to be found, as long as it waits for peers at all.
+func (b *backend) await(some bool) {
+	switch {
+	case some && b.complete == nil:
+		b.complete = b.Incomplete()
+	case !some && b.complete != nil:
+		b.complete()
+		b.complete = nil
+	}
 }
 
 func (b *backend) setPeers() error { return b.SetPeers(slices.Collect(maps.Values(b.want))) }

@@ -125,6 +125,9 @@ func (p Peer) id() netip.Addr {
 	return p.Addr
 }
 
+// awaited reports whether the session is one for the speaker once its neighbour is found.
+func (p Peer) awaited() bool { return p.wanted() && p.Waiting != "" }
+
 // runs reports whether the session is one for the speaker, not just for show.
 func (p Peer) runs() bool { return p.wanted() && p.Waiting == "" && p.Addr.IsValid() }
 

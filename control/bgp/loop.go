@@ -74,8 +74,8 @@ func (s *Speaker) checkSync(now time.Time) time.Duration {
 		wait = max(wait, ss.wait(now))
 	}
 	for _, p := range s.cfg.Peers {
-		if p.wanted() && p.Waiting != "" {
-			wait = rest // what its neighbour reports is expected too
+		if _, there := s.sessions[p.id()]; p.awaited() || p.runs() && !there { // it is being configured anew, or could not be
+			wait = rest // what it reports is expected too
 		}
 	}
 	wait = min(wait, s.deadline.Sub(now))

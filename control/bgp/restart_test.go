@@ -2,6 +2,8 @@ package bgp
 
 import (
 	"context"
+	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 )
@@ -81,5 +83,57 @@ func TestStopWithoutGrace(t *testing.T) {
 	b.waitInfo(h[0], "notification received: cease, administrative shutdown")
 	if n := a.mark() - from; n != 0 {
 		t.Errorf("stopping told the reader %d changes", n)
+	}
+}
+
+// TestRestartWaitsForAllPeers: by the peers that have announced all they have while another one is being configured anew, or is
+// yet to be found on its link, a restart is not over: End-of-RIB would have peers drop what that announces.
+func TestRestartWaitsForAllPeers(t *testing.T) {
+	t.Parallel()
+	for name, absent := range map[string]func(self, addr netip.Addr) Peer{
+		"changed": func(self, addr netip.Addr) Peer { return waiting(tor(self, addr, 64999)) },
+		"on a link": func(self, _ netip.Addr) Peer {
+			p := tor(self, netip.Addr{}, 64999)
+			p.Interface, p.Found, p.Waiting = "eth9", true, "no neighbour has been heard on eth9 yet"
+			return p
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := hosts(t, 3)
+			us, mate := newRun(t, SpeakerOptions{Restarting: true}), newRun(t, SpeakerOptions{})
+			mate.apply(testConfig(h[1], 64512, nil, waiting(tor(h[1], h[0], 64512))))
+			from := time.Now()
+			p := absent(h[0], h[2])
+			config := func() Config { return testConfig(h[0], 64512, []string{"192.168.1.0/26"}, tor(h[0], h[1], 64512), p) }
+			us.apply(config())
+			poll(t, us.dump, func() bool { return us.inSync()[h[1]] })
+			for range 50 {
+				p.HoldTime += time.Second
+				us.apply(config())
+			}
+			poll(t, func() string { return fmt.Sprintf("no End-of-RIB: %+v", mate.status(h[0])) }, func() bool { return mate.inSync()[h[0]] })
+			if took := time.Since(from); took < restartDeferral {
+				t.Errorf("End-of-RIB came after %s", took)
+			}
+		})
+	}
+}
+
+// TestSyncedWaitsForChangedPeers: while a peer that has not announced its routes yet is being configured anew, it is not reported
+// that all is there: routes of before the restart would go.
+func TestSyncedWaitsForChangedPeers(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	there, changed := to(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 64512), to(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.3"), 64512)
+	s := NewSpeaker(SpeakerOptions{Log: testLog(t)})
+	s.engine, s.deadline, s.cfg.Peers = &backend{}, now.Add(time.Minute), []Peer{there, changed}
+	s.sessions[there.id()] = &session{peer: there, up: true, canGR: true, eor: true}
+	if wait := s.checkSync(now); wait != time.Minute || s.deadline.IsZero() {
+		t.Errorf("looked at again after %s; all is said to be there: %t", wait, s.deadline.IsZero())
+	}
+	s.sessions[changed.id()] = &session{peer: changed, eor: true}
+	if s.checkSync(now); !s.deadline.IsZero() {
+		t.Error("it is waited for what is there")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -55,8 +56,7 @@ type Speaker struct {
 	wg   sync.WaitGroup // the loop
 	run  sync.Once      // starts it
 
-	apply      sync.Mutex // held while the backend is being changed
-	restarting bool       // OPEN says that this host forwards as before, those too that come before the backend is in sync; apply guards it
+	apply sync.Mutex // held while the backend is being changed
 
 	mu        sync.Mutex // guards the rest
 	stopped   bool
@@ -134,7 +134,7 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 	s.mu.Lock()
 	s.listenErr = listenErr
 	s.mu.Unlock()
-	return errors.Join(s.change(ctx, e, &old, &c, fresh, restarting && fresh), listenErr)
+	return errors.Join(s.change(ctx, e, &old, &c, fresh), listenErr)
 }
 
 // start runs a new backend, without a listener when that cannot be had.
@@ -189,22 +189,24 @@ func (s *Speaker) Withdraw(ctx context.Context) error {
 }
 
 // change brings the backend from old to c.
-func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh, restarting bool) error {
-	if fresh {
-		s.restarting = restarting
-	} else if err := e.setPolicy(ctx, old, c); err != nil {
-		// Better to go on with the old judgement than to add peers that are
-		// judged wrongly.
-		return err
+func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh bool) error {
+	defer e.Incomplete()() // peers are added one by one
+	if !fresh {
+		if err := e.setPolicy(ctx, old, c); err != nil {
+			// Better to go on with the old judgement than to add peers that are
+			// judged wrongly.
+			return err
+		}
 	}
 	e.collectors.set(c.Collectors)
 	s.mu.Lock()
 	settling := fresh || !s.deadline.IsZero()
 	s.mu.Unlock()
-	errs := []error{e.announce(c), s.changePeers(ctx, e, c, s.restarting && settling, settling)}
+	errs := []error{e.announce(c), s.changePeers(ctx, e, c, settling)}
 	if !fresh {
 		errs = append(errs, e.rejudge(ctx, old, c))
 	}
+	e.await(slices.ContainsFunc(c.Peers, Peer.awaited))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.cfg, s.policy = *c, newPolicy(c)
@@ -243,9 +245,8 @@ func (s *Speaker) remember(c *Config) {
 func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waiting) }
 
 // changePeers deletes sessions that are gone or have other settings, and adds
-// those that are new or were deleted for it. They are notified that this host is
-// restarting.
-func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restarting, settling bool) error {
+// those that are new or were deleted for it.
+func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, settling bool) error {
 	want := runningPeers(c)
 	var gone []netip.Addr
 	var signed []Peer
@@ -294,7 +295,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, restar
 		ss.tally = s.tallyOf(p)
 		s.sessions[p.id()] = ss
 		s.mu.Unlock()
-		if err := e.addPeer(ctx, c, p, restarting); err != nil {
+		if err := e.addPeer(ctx, c, p); err != nil {
 			errs = append(errs, err)
 			s.mu.Lock()
 			delete(s.sessions, p.id())

@@ -127,7 +127,7 @@ const (
 	Up        EventKind = iota + 1 // a session is established
 	Down                           // it has ended
 	Failed                         // an attempt to establish one has
-	EndOfRIB                       // the peer has sent all it has of a family
+	EndOfRIB                       // the peer has sent all it has of a family, in the session that is up
 	Expired                        // the peer has not come back within its restart time
 	Lost                           // what was kept of it goes, for it is not reached any more
 	Withdrawn                      // what a peer had announced before its session ended is gone
@@ -139,7 +139,7 @@ type Event struct {
 	Kind     EventKind
 	Peer     netip.Addr
 	Time     time.Time
-	Session  *fsm.Session // of Up and Down
+	Session  *fsm.Session // of Up, Down and EndOfRIB
 	Reason   fsm.Reason   // of Down and Failed
 	Retained bool         // Down: what the peer announced is kept for its restart time
 	Limited  bool         // Down: it announced too much, and is left alone for a while

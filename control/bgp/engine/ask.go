@@ -6,6 +6,7 @@ import (
 	"iter"
 	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
@@ -41,6 +42,13 @@ func (e *Engine) Take(n int, event func(Event), change func(prefix wire.Prefix, 
 
 // Announce makes the paths that begin here those of a list.
 func (e *Engine) Announce(own []Origin) { e.locked(func(c *core) { c.announce(own) }) }
+
+// Incomplete says that peers or paths are yet to come, until complete is called: by what there is meanwhile a restart of this
+// side ([Options.Restarting]) is not over before its Deferral.
+func (e *Engine) Incomplete() (complete func()) {
+	e.locked(func(c *core) { c.incomplete(1) })
+	return sync.OnceFunc(func() { e.locked(func(c *core) { c.incomplete(-1) }) })
+}
 
 // SetPolicy has another policy judge what comes from now on. What is there is judged by
 // it after [Engine.Rejudge].

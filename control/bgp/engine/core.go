@@ -246,6 +246,7 @@ func (c *core) work() (more bool) {
 			}
 		}
 	}
+	c.checkRestarted()
 	return len(c.fills)+len(c.tasks) > 0
 }
 

@@ -272,6 +272,37 @@ func TestRemovedAfterItsEnd(t *testing.T) {
 	}
 }
 
+// TestEndOfRIBOfItsSession: that a peer has announced all it has is not reported of another session than it was said in, however
+// late what is before it is read.
+func TestEndOfRIBOfItsSession(t *testing.T) {
+	t.Parallel()
+	for _, late := range []bool{false, true} { // by what is still to be done, or to be read
+		c, peers, _ := hand(2)
+		p := peers[1]
+		session := *p.session
+		feed(t, c, p, table(1, 3), func() {})
+		var pack wire.Packer
+		pack.EndOfRIB(wire.IPv4)
+		feed(t, c, p, pack.Bytes(), func() {})
+		for late && c.work() {
+		}
+		c.down(p, p.session, fsm.Reason{Cause: fsm.Lost})
+		c.up(p, &session, func() {})
+		for c.work() {
+		}
+		up := false
+		for c.take(1, func(e Event) {
+			if up = up || e.Kind == Up && e.Session == &session; up && e.Kind == EndOfRIB {
+				t.Errorf("read late: %t: End-of-RIB is reported of the second session, which has not sent it", late)
+			}
+		}, func(wire.Prefix, func(func(*Path) bool)) {}) {
+		}
+		if !up {
+			t.Error("the second session is not reported")
+		}
+	}
+}
+
 // TestOwnClusters: with clients of two clusters a path that has been in either is a loop, whoever sends it; with none,
 // one that has been in the cluster that has the router id.
 func TestOwnClusters(t *testing.T) {

@@ -302,8 +302,7 @@ func (e *Engine) SetPeers(peers []Peer) error {
 	for _, p := range peers {
 		want[p.Addr] = p
 	}
-	e.locked(func(c *core) { c.changing(true) })
-	defer e.locked(func(c *core) { c.changing(false) })
+	defer e.Incomplete()()
 	had := e.Configured()
 	var errs []error
 	for _, old := range had {
@@ -358,20 +357,19 @@ func (e *Engine) change(old, p Peer) error {
 
 func (e *Engine) add(p Peer) {
 	s := &session{engine: e}
-	var config fsm.Config
+	var held *caller
+	// At once: what the core orders for all peers, that a restart is over above all, is for this one too.
 	e.locked(func(c *core) {
 		s.peer = c.addPeer(p)
-		config = c.openOf(&p)
+		config := c.openOf(&p)
+		config.Jitter = rand.Float64
+		s.conn = conn.NewPeer(conn.Options{
+			Peer: netip.AddrPortFrom(Remote(p.Addr), p.Port), Source: p.Source, Device: p.Device, Auth: p.Auth, Others: p.Others, Hops: p.Hops,
+		}, config, s)
+		e.sessions[p.Addr] = s
+		held = e.callers[p.Addr]
+		delete(e.callers, p.Addr)
 	})
-	config.Jitter = rand.Float64
-	s.conn = conn.NewPeer(conn.Options{
-		Peer: netip.AddrPortFrom(Remote(p.Addr), p.Port), Source: p.Source, Device: p.Device, Auth: p.Auth, Others: p.Others, Hops: p.Hops,
-	}, config, s)
-	e.mu.Lock()
-	e.sessions[p.Addr] = s
-	held := e.callers[p.Addr]
-	delete(e.callers, p.Addr)
-	e.mu.Unlock()
 	s.conn.Start()
 	if held == nil {
 		return

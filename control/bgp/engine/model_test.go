@@ -24,6 +24,7 @@ const (
 	modelAS   = 65000
 	restart   = 30 * time.Second
 	staleTime = 100 * time.Second
+	deferral  = 40 * time.Second
 	noLLGR    = 0xffff0007
 	noExport  = 0xffffff01
 	noAdv     = 0xffffff02
@@ -49,12 +50,13 @@ type modelPath struct {
 // modelPeer is a fake peer and what it knows.
 type modelPeer struct {
 	t      *rapid.T
+	m      *model
 	config Peer
 	id     uint32
 	as4    bool
 	llgr   bool
 	gr     bool
-	p      *peer
+	p      *peer // nil: it is not configured
 	s      *fsm.Session
 	woken  bool
 
@@ -62,6 +64,11 @@ type modelPeer struct {
 	says  map[netip.Prefix]modelPath
 	stage stage
 	until time.Time
+
+	ended    bool                    // it has sent End-of-RIB in this session
+	said     bool                    // the caller has heard of that
+	complete bool                    // it has announced all it has since it is configured
+	promised map[netip.Prefix]string // what it has by its End-of-RIB, unless that changes before
 }
 
 func (m *modelPeer) external() bool { return m.config.AS != modelAS }
@@ -97,6 +104,9 @@ type model struct {
 	peers  []*modelPeer
 	read   map[netip.Prefix]string
 	seen   *seen
+
+	waiting  bool // this side has restarted, and not all peers have announced what they have
+	changing bool // the peers are being changed
 }
 
 // seen is a monitor, which applies what it is told.
@@ -274,6 +284,7 @@ func (m *model) up(p *modelPeer) {
 	// again before, they have none: there is no telling them from what it announced since.
 	for p.stage == longLived && m.c.work() {
 	}
+	m.restarts()
 	s := &fsm.Session{AS4: p.as4, Refresh: true, EnhancedRefresh: p.llgr, GracefulRestart: p.gr, LongestSent: wire.MaxLen}
 	s.Peer = fsm.Open{AS: p.config.AS, ID: p.id}
 	s.Wire.Family[wire.IPv4].Enabled = true
@@ -282,9 +293,15 @@ func (m *model) up(p *modelPeer) {
 	if p.llgr {
 		s.Peer.Family[wire.IPv4].StaleTime = staleTime
 	}
-	p.s, p.had = s, history.New(history.Peer{AS: p.config.AS, ID: p.id, External: p.external(), AS4: p.as4, Session: s.Wire})
+	p.s, p.had = s, history.New(history.Peer{AS: p.config.AS, ID: p.id, External: p.external(), AS4: p.as4, Ends: p.gr, Session: s.Wire})
 	p.p.local = modelLocal
+	idle := m.idle()
 	m.c.up(p.p, s, func() { p.woken = true })
+	p.ended, p.said = false, false
+	p.announced()
+	if p.promised = nil; !m.waiting && idle {
+		m.promise(p)
+	}
 	switch {
 	case len(p.says) == 0:
 		p.stage = nothing
@@ -293,6 +310,97 @@ func (m *model) up(p *modelPeer) {
 	default:
 		p.sweep()
 	}
+}
+
+// end has a peer send End-of-RIB.
+func (m *model) end(p *modelPeer) {
+	var pack wire.Packer
+	pack.EndOfRIB(wire.IPv4)
+	m.send(p, wire.UpdateMessage, pack.Bytes())
+	if p.stage == announcing {
+		p.sweep()
+	}
+	p.ended = true
+	p.announced()
+}
+
+// announced notes whether a peer has announced all it has.
+func (p *modelPeer) announced() { p.complete = p.complete || p.s != nil && (!p.gr || p.ended) }
+
+// idle reports whether all is judged and advertised.
+func (m *model) idle() bool { return len(m.c.fills)+len(m.c.tasks) == 0 }
+
+// promise notes what a peer is to have by its End-of-RIB.
+func (m *model) promise(p *modelPeer) {
+	p.promised = map[netip.Prefix]string{}
+	for _, prefix := range modelPrefixes {
+		if s := m.sent(p, prefix); s != "" {
+			p.promised[prefix] = s
+		}
+	}
+}
+
+// restarts holds when this side's restart is over against the core.
+func (m *model) restarts() {
+	over, idle, some := !m.waiting, m.idle(), false
+	if m.waiting {
+		over = true
+		for _, p := range m.peers {
+			some = some || p.p != nil
+			over = over && (p.p == nil || p.complete)
+		}
+		over = over && some && idle && !m.changing || !m.now.Before(m.c.start.Add(deferral))
+	}
+	if m.c.waiting.on == over {
+		m.t.Fatalf("the restart is over: %t; of the peers %v are complete, all is advertised: %t, peers are being changed: %t", !m.c.waiting.on, m.completes(), idle, m.changing)
+	}
+	for _, p := range m.peers {
+		if m.waiting && over && idle && p.s != nil {
+			m.promise(p)
+		}
+		for prefix, was := range p.promised {
+			if m.sent(p, prefix) != was {
+				delete(p.promised, prefix)
+			}
+		}
+	}
+	m.waiting = !over
+}
+
+func (m *model) completes() (out []netip.Addr) {
+	for _, p := range m.peers {
+		if p.p != nil && p.complete {
+			out = append(out, p.config.Addr)
+		}
+	}
+	return out
+}
+
+// event is what the caller hears.
+func (m *model) event(e Event) {
+	i := slices.IndexFunc(m.peers, func(p *modelPeer) bool { return p.config.Addr == e.Peer })
+	if p := m.peers[i]; e.Kind == EndOfRIB {
+		if p.said = true; p.s == nil || !p.ended {
+			m.t.Fatalf("the caller hears of End-of-RIB of %s, which has not sent it in its session", e.Peer)
+		}
+	}
+}
+
+// ends checks that a peer may be sent End-of-RIB now.
+func (p *modelPeer) ends() {
+	if p.m.waiting {
+		p.t.Fatalf("%s is sent End-of-RIB before the restart is over", p.config.Addr)
+	}
+	has := map[netip.Prefix]bool{}
+	for prefix := range p.had.All() {
+		has[prefix.Netip()] = true
+	}
+	for prefix, s := range p.promised {
+		if !has[prefix] {
+			p.t.Fatalf("%s is sent End-of-RIB without %s, which is %s", p.config.Addr, prefix, s)
+		}
+	}
+	p.promised = nil
 }
 
 func (p *modelPeer) sweep() {
@@ -345,8 +453,12 @@ func (p *modelPeer) drain(limit int) {
 	out := p.p.member.Next(limit)
 	p.woken = len(out) > 0
 	for _, b := range out {
+		ended := p.had.Ended(wire.IPv4)
 		if err := p.had.Bytes(b); err != nil {
 			p.t.Fatalf("%s is sent: %v", p.config.Addr, err)
+		}
+		if !ended && p.had.Ended(wire.IPv4) {
+			p.ends()
 		}
 	}
 }
@@ -445,17 +557,19 @@ func (m *model) sent(to *modelPeer, prefix netip.Prefix) string {
 
 // TestModel runs a core beside the reference: random paths, sessions that come and go
 // with graceful restart and without, policies that change, refreshes, time that
-// passes, and peers that read little. Once all is done each peer has what the
-// reference says, and so has the caller; with peers in groups, or each in its own.
+// passes, peers that read little, and peers that go and are configured anew, while this
+// side restarts too. Once all is done each peer has what the reference says, and so has
+// the caller; with peers in groups, or each in its own. A restart is over when all peers
+// have announced what they have, and no peer is sent End-of-RIB before it has all.
 func TestModel(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		grouped := rapid.Bool().Draw(t, "grouped")
 		now := time.Unix(1e9, 0)
-		m := &model{t: t, now: now, own: map[netip.Prefix]Origin{}, read: map[netip.Prefix]string{}}
-		m.c = newCore(Options{AS: modelAS, RouterID: netip.MustParseAddr("0.0.0.99"), Policy: m.policy}, now)
+		m := &model{t: t, now: now, own: map[netip.Prefix]Origin{}, read: map[netip.Prefix]string{}, waiting: rapid.Bool().Draw(t, "restarting")}
+		m.c = newCore(Options{AS: modelAS, RouterID: netip.MustParseAddr("0.0.0.99"), Policy: m.policy, Restarting: m.waiting, Deferral: deferral}, now)
 		for i := range 5 {
-			p := &modelPeer{t: t, id: uint32(20 - i), as4: i != 3, llgr: i%2 == 0, gr: i != 1, says: map[netip.Prefix]modelPath{}}
+			p := &modelPeer{t: t, m: m, id: uint32(20 - i), as4: i != 3, llgr: i%2 == 0, gr: i != 1, says: map[netip.Prefix]modelPath{}}
 			p.config = Peer{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i)}), AS: modelAS, ExportKey: "x"}
 			if i >= 3 {
 				p.config.AS = uint32(64990 + i)
@@ -473,19 +587,21 @@ func TestModel(t *testing.T) {
 			if p.llgr {
 				p.config.Families[wire.IPv4].StaleTime = 2 * staleTime
 			}
-			p.p = m.c.addPeer(p.config)
+			if !m.waiting || i < 3 {
+				p.p = m.c.addPeer(p.config)
+			}
 			m.peers = append(m.peers, p)
 		}
 		any := func(t *rapid.T, up bool) *modelPeer {
 			p := rapid.SampledFrom(m.peers).Draw(t, "peer")
-			if (p.s != nil) != up {
+			if p.p == nil || (p.s != nil) != up {
 				t.Skip()
 			}
 			return p
 		}
 		prefix := func(t *rapid.T) netip.Prefix { return rapid.SampledFrom(modelPrefixes).Draw(t, "prefix") }
 		take := func(n int) bool {
-			return m.c.take(n, func(Event) {}, func(prefix wire.Prefix, chosen func(func(*Path) bool)) {
+			return m.c.take(n, m.event, func(prefix wire.Prefix, chosen func(func(*Path) bool)) {
 				p := prefix.Netip()
 				next, stop := iter.Pull(chosen)
 				defer stop()
@@ -510,7 +626,29 @@ func TestModel(t *testing.T) {
 			"configure": func(t *rapid.T) { // it goes over to another group
 				p := rapid.SampledFrom(m.peers).Draw(t, "peer")
 				p.config.ExportKey = rapid.SampledFrom([]string{"x", "y"}).Draw(t, "export") + strings.TrimLeft(p.config.ExportKey, "xy")
-				m.c.changePeer(p.p, p.config)
+				if p.p != nil {
+					m.c.changePeer(p.p, p.config)
+				}
+			},
+			"change of peers": func(*rapid.T) { // begins, or is over
+				if m.changing = !m.changing; m.changing {
+					m.c.incomplete(1)
+				} else {
+					m.c.incomplete(-1)
+				}
+			},
+			"add or remove": func(t *rapid.T) {
+				p := rapid.SampledFrom(m.peers).Draw(t, "peer")
+				if !m.changing {
+					t.Skip()
+				}
+				if p.complete = false; p.p == nil {
+					p.p = m.c.addPeer(p.config)
+					return
+				}
+				m.c.removePeer(p.p)
+				p.p, p.s, p.woken, p.stage = nil, nil, false, nothing
+				clear(p.says)
 			},
 			"announce": func(t *rapid.T) {
 				p, prefix := any(t, true), prefix(t)
@@ -552,25 +690,25 @@ func TestModel(t *testing.T) {
 				m.c.announce(list)
 			},
 			"up": func(t *rapid.T) { m.up(any(t, false)) },
+			"come back": func(t *rapid.T) {
+				p := any(t, false)
+				m.up(p)
+				m.end(p)
+			},
 			"down": func(t *rapid.T) {
 				r := rapid.SampledFrom([]fsm.Reason{{Cause: fsm.Lost}, {Cause: fsm.Received, Notification: fsm.Cease(fsm.CeaseShutdown, "")}}).Draw(t, "reason")
 				m.down(any(t, true), r)
 			},
-			"end": func(t *rapid.T) {
-				p := any(t, true)
-				var pack wire.Packer
-				pack.EndOfRIB(wire.IPv4)
-				m.send(p, wire.UpdateMessage, pack.Bytes())
-				if p.stage == announcing {
-					p.sweep()
-				}
-			},
+			"end": func(t *rapid.T) { m.end(any(t, true)) },
 			"refresh begins": func(t *rapid.T) {
 				p := any(t, true)
 				if !p.s.EnhancedRefresh {
 					t.Skip()
 				}
 				m.send(p, wire.RouteRefresh, wire.AppendMessage(nil, wire.RouteRefresh, []byte{0, 1, 1, 1}))
+				if p.gr && !p.ended {
+					return // it is ignored
+				}
 				p.age(false)
 				p.stage, p.until = announcing, m.now.Add(announcingTime)
 			},
@@ -580,7 +718,7 @@ func TestModel(t *testing.T) {
 					t.Skip()
 				}
 				m.send(p, wire.RouteRefresh, wire.AppendMessage(nil, wire.RouteRefresh, []byte{0, 1, 2, 1}))
-				if p.stage == announcing {
+				if p.stage == announcing && (p.ended || !p.gr) {
 					p.sweep()
 				}
 			},
@@ -612,9 +750,11 @@ func TestModel(t *testing.T) {
 			"read": func(t *rapid.T) {
 				any(t, true).drain(rapid.SampledFrom([]int{1, 1 << 16}).Draw(t, "limit"))
 			},
+			"": func(*rapid.T) { m.restarts() },
 		})
 		for m.c.work() {
 		}
+		m.restarts()
 		for take(100) {
 		}
 		if m.seen != nil {
@@ -633,6 +773,9 @@ func TestModel(t *testing.T) {
 			t.Fatalf("the caller has %v, chosen are %v", m.read, want)
 		}
 		for i, p := range m.peers {
+			if p.s != nil && p.said != p.ended {
+				t.Fatalf("peer %d: End-of-RIB came: %t, the caller has heard of it: %t", i, p.ended, p.said)
+			}
 			received := 0
 			q := m.c.query(Query{Table: Received, Peer: p.config.Addr}, func(path *Path) bool {
 				if said, ok := p.says[path.Prefix]; !ok || path.PathText() != pathText(said.path) || path.Stale != said.stale {
@@ -642,6 +785,9 @@ func TestModel(t *testing.T) {
 				return true
 			})
 			for !q() {
+			}
+			if p.p == nil {
+				continue
 			}
 			if s := m.c.status(p.p).Families[wire.IPv4]; received != len(p.says) || s.Received != received {
 				t.Fatalf("peer %d: %d received, counted %d, announced %v", i, received, s.Received, p.says)
@@ -667,15 +813,17 @@ func TestModel(t *testing.T) {
 			if !maps.Equal(had, want) {
 				t.Fatalf("peer %d has\n%v, where\n%v is to be advertised", i, had, want)
 			}
-			if p.gr && !m.c.waiting.on && !p.had.Ended(wire.IPv4) {
-				t.Fatalf("peer %d: no End-of-RIB", i)
+			if p.had.Ended(wire.IPv4) != (p.gr && !m.waiting) {
+				t.Fatalf("peer %d: End-of-RIB came: %t", i, p.had.Ended(wire.IPv4))
 			}
 			if n := m.c.status(p.p).Families[wire.IPv4].Advertised; n != len(want) {
 				t.Fatalf("peer %d: %d advertised, counted %d", i, len(want), n)
 			}
 		}
 		for _, p := range m.peers {
-			m.c.removePeer(p.p)
+			if p.p != nil {
+				m.c.removePeer(p.p)
+			}
 		}
 		m.c.announce(nil)
 		for m.c.work() {

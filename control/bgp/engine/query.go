@@ -54,7 +54,9 @@ func (c *core) take(n int, event func(Event), change func(wire.Prefix, func(func
 					return false
 				}
 			}
-			event(p.Event)
+			if p.Kind != EndOfRIB || c.stands(p.Event) {
+				event(p.Event)
+			}
 			return true
 		})
 	}
@@ -77,6 +79,13 @@ func (c *core) take(n int, event func(Event), change func(wire.Prefix, func(func
 	})
 	hand()
 	return c.unread()
+}
+
+// stands reports whether the session of an event is the one that its peer has: there may be another one by now, which
+// has announced nothing yet.
+func (c *core) stands(e Event) bool {
+	p := c.peers[e.Peer]
+	return p != nil && p.session == e.Session
 }
 
 // unread reports whether there is something to take.

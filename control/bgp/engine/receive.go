@@ -175,6 +175,13 @@ func (c *core) receiveRefresh(p *peer, body []byte) *wire.Error {
 	if !p.session.EnhancedRefresh {
 		subtype = 0 // a reserved field (RFC 2918)
 	}
+	// What is kept over the peer's restart goes with its End-of-RIB alone (RFC 7313 section 4).
+	if subtype != 0 && p.session.GracefulRestart && !p.families[f].ended {
+		if c.options.Log != nil {
+			c.options.Log.Warn("bgp refresh is marked before End-of-RIB: the mark is ignored", "peer", p.config.Addr, "family", f.String())
+		}
+		return nil
+	}
 	switch subtype {
 	case 0:
 		if p.session.Refresh {

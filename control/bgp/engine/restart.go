@@ -176,11 +176,8 @@ func (c *core) endOfRIB(p *peer, f wire.Family) {
 	if p.families[f].stage == announcing {
 		c.sweep(p, f)
 	}
-	c.later(func(int) bool { return true }, func() {
-		if !p.removed {
-			c.tell(Event{Kind: EndOfRIB, Peer: p.config.Addr, Family: f})
-		}
-	})
+	s := p.session
+	c.later(func(int) bool { return true }, func() { c.tell(Event{Kind: EndOfRIB, Peer: p.config.Addr, Session: s, Family: f}) })
 	c.checkRestarted()
 }
 
@@ -249,27 +246,29 @@ func (c *core) next() (at time.Time) {
 // restarting is the time after a restart of this side in which no peer is sent
 // End-of-RIB, which says that it has all that there is.
 type restarting struct {
-	on       bool
-	until    time.Time
-	changing bool // the peers are being changed: those that there are may not be all
+	on         bool
+	until      time.Time
+	incomplete int // how many know of peers or paths that are yet to come
 }
 
-// checkRestarted ends it early, when every peer has announced all it has.
+// checkRestarted ends it early, when every peer has announced all it has, and that is judged and advertised.
 func (c *core) checkRestarted() {
-	if !c.waiting.on || c.waiting.changing || len(c.peers) == 0 {
+	if !c.waiting.on {
 		return
 	}
+	all := len(c.peers) > 0
 	for _, p := range c.peers {
-		if p.complete = p.complete || p.announcedAll(); !p.complete {
-			return
-		}
+		p.complete = p.complete || p.announcedAll()
+		all = all && p.complete
 	}
-	c.restarted()
+	if all && c.waiting.incomplete == 0 && len(c.fills)+len(c.tasks) == 0 {
+		c.restarted()
+	}
 }
 
-// changing notes that the peers are being changed, or are those that were asked for.
-func (c *core) changing(on bool) {
-	c.waiting.changing = on
+// incomplete counts who knows of peers or paths that are yet to come.
+func (c *core) incomplete(n int) {
+	c.waiting.incomplete += n
 	c.checkRestarted()
 }
 

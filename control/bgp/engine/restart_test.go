@@ -257,3 +257,51 @@ func TestForwardingAfterRestart(t *testing.T) {
 		}
 	}
 }
+
+// TestRefreshBeforeEndOfRIB: what is kept of a peer that restarts goes with its End-of-RIB, and not with the end of a refresh
+// that is marked before (RFC 7313 section 4). One that restarts itself marks none before.
+func TestRefreshBeforeEndOfRIB(t *testing.T) {
+	t.Parallel()
+	c, peers, _ := hand(2)
+	p := peers[1]
+	mark := func(subtype byte) {
+		t.Helper()
+		if fault := c.receive(p, p.session, wire.RouteRefresh, []byte{0, 1, subtype, 1}); fault != nil {
+			t.Fatal(fault)
+		}
+		for c.work() {
+		}
+	}
+	end := func() {
+		var pack wire.Packer
+		pack.EndOfRIB(wire.IPv4)
+		feed(t, c, p, pack.Bytes(), func() {})
+		for c.work() {
+		}
+	}
+	had := func(when string, fresh, stale int) {
+		t.Helper()
+		if f, s := c.rib.Count(p.number, wire.IPv4); f != fresh || s != stale {
+			t.Errorf("%s: %d paths and %d stale ones, want %d and %d", when, f, s, fresh, stale)
+		}
+	}
+	feed(t, c, p, table(1, 3), func() {})
+	end()
+	session := p.session
+	c.down(p, session, fsm.Reason{Cause: fsm.Lost})
+	c.up(p, session, func() {})
+	mark(1)
+	mark(2)
+	had("marked before End-of-RIB", 0, 3)
+	feed(t, c, p, table(1, 2), func() {})
+	mark(1)
+	end()
+	had("after End-of-RIB", 2, 0)
+	mark(2)
+	had("the end of a refresh that was ignored", 2, 0)
+	mark(1)
+	had("a refresh", 0, 2)
+	feed(t, c, p, table(1, 1), func() {})
+	mark(2)
+	had("after a refresh", 1, 0)
+}

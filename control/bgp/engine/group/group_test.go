@@ -85,6 +85,9 @@ func (c *client) read(limit int) bool {
 // refresh is a demarcation: at the end what did not come again goes.
 func (c *client) refresh(f wire.Family, subtype byte) {
 	if subtype == 1 {
+		if c.eor[f] == 0 && !c.member.NoEOR { // RFC 7313 section 4
+			c.t.Fatalf("a refresh of %d begins before End-of-RIB", c.peer)
+		}
 		c.began[f]++
 		c.pending = map[wire.Prefix]bool{}
 		for p := range c.table {
@@ -169,7 +172,7 @@ func TestGroup(t *testing.T) {
 					t.Skip()
 				}
 				c := &client{t: t, peer: p, table: map[wire.Prefix]string{}}
-				o := MemberOptions{Families: [wire.Families]bool{true, true}, HoldEOR: rapid.Bool().Draw(t, "hold"), Demarcate: rapid.Bool().Draw(t, "demarcate")}
+				o := MemberOptions{Families: [wire.Families]bool{true, true}, HoldEOR: rapid.Bool().Draw(t, "hold"), NoEOR: rapid.Bool().Draw(t, "none"), Demarcate: rapid.Bool().Draw(t, "demarcate")}
 				o.Wake = func() { c.woken = true }
 				c.member = groups[i].Join(p, o)
 				clients, in[c] = append(clients, c), i
@@ -240,8 +243,12 @@ func TestGroup(t *testing.T) {
 			if !maps.Equal(c.table, expect) {
 				t.Fatalf("%d has %v, where %v is advertised", c.peer, c.table, expect)
 			}
-			if c.eor != [wire.Families]int{1, 1} {
-				t.Fatalf("%d was sent %v ends of its table", c.peer, c.eor)
+			ends := 1
+			if c.member.NoEOR {
+				ends = 0
+			}
+			if c.eor != [wire.Families]int{ends, ends} || c.member.refresh != [wire.Families]bool{} {
+				t.Fatalf("%d was sent %v ends of its table; left to refresh: %v", c.peer, c.eor, c.member.refresh)
 			}
 			seen := map[wire.Prefix]bool{}
 			for k := (Cursor{}); !groups[in[c]].Scan(&k, 1, c.peer, func(p wire.Prefix, h attrs.Handle) { seen[p] = groups[in[c]].Lookup(c.peer, p) == h }); {

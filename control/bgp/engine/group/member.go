@@ -65,6 +65,7 @@ func (g *Group) Join(p rib.Peer, o MemberOptions) *Member {
 	} else {
 		m.begin(0, true)
 	}
+	m.HoldEOR = o.HoldEOR && !o.NoEOR
 	if !o.HoldEOR && !o.NoEOR {
 		m.eorDue, m.eorAt = true, g.log.end()
 	}
@@ -139,14 +140,15 @@ func (g *Group) Move(old *Member) *Member {
 
 // AllowEOR has End-of-RIB sent after what is advertised by now.
 func (m *Member) AllowEOR() {
-	if m.HoldEOR && !m.NoEOR {
+	if m.HoldEOR {
 		m.group.Flush()
 		m.HoldEOR, m.eorDue, m.eorAt = false, true, m.group.log.end()
 		m.rouse()
 	}
 }
 
-// Refresh has all of a family sent again (RFC 2918).
+// Refresh has all of a family sent again (RFC 2918). Where that has a begin and an end it waits for End-of-RIB: who restarts has
+// not all yet, and what is missing at the end would count as withdrawn (RFC 7313 section 4).
 func (m *Member) Refresh(f wire.Family) {
 	if m.Families[f] {
 		m.refresh[f] = true
@@ -197,7 +199,7 @@ func (m *Member) Next(limit int) (out [][]byte) {
 				size += len(s.data)
 			}
 			m.step()
-		case m.refresh != [wire.Families]bool{}:
+		case m.refresh != [wire.Families]bool{} && !(m.HoldEOR && m.Demarcate):
 			m.beginRefresh()
 		default:
 			if len(out) == 0 {

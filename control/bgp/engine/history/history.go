@@ -16,6 +16,7 @@ type Peer struct {
 	ID       uint32 // router id
 	External bool   // the speaker is in another AS
 	AS4      bool   // the session has AS numbers of four octets
+	Ends     bool   // it is sent End-of-RIB, for it has graceful restart (RFC 4724)
 	Session  wire.Session
 }
 
@@ -89,6 +90,9 @@ func (h *History) demarcation(body []byte) error {
 	case 1:
 		if s.demand != nil {
 			return fmt.Errorf("a refresh of %s begins in another", f)
+		}
+		if h.peer.Ends && !s.ended { // RFC 7313 section 4
+			return fmt.Errorf("a refresh of %s begins before End-of-RIB", f)
 		}
 		s.demand = map[wire.Prefix]bool{}
 		for p := range h.has {

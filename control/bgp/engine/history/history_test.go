@@ -138,3 +138,17 @@ func TestRules(t *testing.T) {
 		})
 	}
 }
+
+// TestRefreshBeforeEnd: to a peer that waits for End-of-RIB no refresh is marked before (RFC 7313 section 4).
+func TestRefreshBeforeEnd(t *testing.T) {
+	t.Parallel()
+	p := internal()
+	p.Ends = true
+	h := history.New(p)
+	if err := h.Bytes(demarcation(1)); err == nil || !strings.Contains(err.Error(), "before End-of-RIB") {
+		t.Errorf("marked before: %v", err)
+	}
+	if err := h.Bytes(slices.Concat(endOfRIB(), demarcation(1), demarcation(2))); err != nil {
+		t.Error(err)
+	}
+}
