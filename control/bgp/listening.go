@@ -228,7 +228,7 @@ func (c *Controller) visitCallers(now time.Time) int {
 		if st.had && !s.had {
 			changed, s.had = true, true
 		}
-		if st.up || !speaks { // while the datastore is waited for nobody can come
+		if st.up || !speaks { // while the datastore is waited for no neighbour can come
 			s.seen = now
 			continue
 		}
