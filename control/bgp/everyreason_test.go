@@ -53,8 +53,8 @@ func reasonFields() []string {
 // the fields, those that are called elsewhere for their text, and what text they
 // ask for in turn.
 func (s source) makers() []string {
-	// session.info is the status's own; the two others' text comes in errors.
-	queue := []string{"info", "ReadSecret", "Error"}
+	// session.info is the status's own; the others' text comes in errors.
+	queue := []string{"info", "ReadSecret", "password", "passwordOf", "Error"}
 	for name, decls := range s {
 		if slices.ContainsFunc(decls, setsReason) {
 			queue = append(queue, name)
@@ -266,7 +266,12 @@ func shownBy() map[string][]string {
 			"secret %s is missing: put it in %s", "secret %s: %s holds %d bytes, and the kernel takes %d at most",
 			"secret %s: %s is empty", "secret %s: %w", "secret %s: want a name and a key without slashes",
 		},
-		"TestKeysFailClosed": {"annotation %s: %s", "annotation %s: %w", "key %s: %w"},
+		"TestSecretObjects": {
+			"%s cannot be read, and what was known of it is in use: %v", "it has ", "it is empty", "secret %s is missing: %s lacks the key %s, %s: kubectl -n %s edit secret %s",
+			"secret %s is missing: make it: kubectl -n %s create secret generic %s --from-file=%s=FILE", "secret %s: the API has not said yet what is in %s",
+			"the Secret %s of the namespace %s",
+		},
+		"TestKeysFailClosed": {"annotation %s: %s", "annotation %s: %w", "key %s: %w", "left out: "},
 		"TestKeysBesideRange": {
 			"annotation %s: %s is inside %s, and the kernel has one way to sign for it: narrow the range, or let neither have TCP-AO",
 		},

@@ -142,7 +142,7 @@ func (c *Controller) secrets(ctx context.Context, cfg Config) Config {
 		if c.objects == nil || c.files.has(r) {
 			return ReadSecret(c.files.dir, r)
 		}
-		p, doubt, err := c.objects.read(r)
+		p, doubt, err := c.objects.password(r)
 		if doubt != "" {
 			doubts[r] = doubt
 		}

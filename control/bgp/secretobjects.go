@@ -212,8 +212,8 @@ func (o *secretObjects) save() {
 	o.saved = keep
 }
 
-// read returns a password. doubt says why what is known of it may be out of date.
-func (o *secretObjects) read(ref SecretRef) (p Password, doubt string, err error) {
+// password returns one. doubt says why what is known of it may be out of date.
+func (o *secretObjects) password(ref SecretRef) (p Password, doubt string, err error) {
 	o.mu.Lock()
 	s := o.known[ref.Name]
 	o.mu.Unlock()

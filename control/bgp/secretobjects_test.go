@@ -96,8 +96,8 @@ func TestSecretObjects(t *testing.T) {
 	defer func() { end() }()
 	says := func(ref SecretRef, want, doubt, fails string) {
 		t.Helper()
-		poll(t, func() string { p, d, err := o.read(ref); return fmt.Sprintf("%q, %q, %v", p.reveal(), d, err) }, func() bool {
-			p, d, err := o.read(ref)
+		poll(t, func() string { p, d, err := o.password(ref); return fmt.Sprintf("%q, %q, %v", p.reveal(), d, err) }, func() bool {
+			p, d, err := o.password(ref)
 			return p.reveal() == want && strings.Contains(d, doubt) && (d == "") == (doubt == "") &&
 				(err == nil) == (fails == "") && (err == nil || strings.Contains(err.Error(), fails))
 		})
@@ -150,7 +150,7 @@ func TestSecretObjects(t *testing.T) {
 	start() // with the API away
 	says(tor, "geheim", "", "")
 	o.want(t.Context(), []SecretRef{tor, other})
-	says(tor, "geheim", "cannot be read, and what was known of it is in use: ", "")
+	says(tor, "geheim", " cannot be read, and what was known of it is in use: ", "")
 	says(other, "", "", "the API has not said yet")
 	api.set("other", map[string]string{"k": "geheim too"})
 	says(other, "geheim too", "", "")
