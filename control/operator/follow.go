@@ -22,8 +22,13 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// askWithin is how long another host may take to answer a question.
-const askWithin = examineWithin + time.Second
+// askWithin is how long another host may take to answer a question, and lookWithin to say what
+// becomes of a packet there: a trace names what is wrong within five seconds, also where a host
+// on the way cannot be asked.
+const (
+	askWithin  = watchMost
+	lookWithin = 1500 * time.Millisecond
+)
 
 // maxSize is the largest IP packet.
 const maxSize = 65535
@@ -226,6 +231,9 @@ func (s *Server) nobody(ctx context.Context, text string, from, to location, p f
 
 // lookAt asks a host what becomes of a packet there.
 func (s *Server) lookAt(ctx context.Context, node string, req *apiv1.LookRequest) (*apiv1.LookResponse, error) {
+	within := lookWithin + 500*time.Millisecond
+	ctx, cancel := context.WithTimeoutCause(ctx, within, noAnswer(within))
+	defer cancel()
 	a, err := s.ask(ctx, node, &apiv1.Question{Look: req})
 	return a.GetLook(), err
 }
@@ -242,7 +250,7 @@ func (s *Server) ask(ctx context.Context, node string, question *apiv1.Question)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, askWithin, fmt.Errorf("no answer within %v: its routerd does not run, does not reach the datastore, or is of an older version", askWithin))
+	ctx, cancel := context.WithTimeoutCause(ctx, askWithin, noAnswer(askWithin))
 	defer cancel()
 	raw, err := s.cfg.Ask(ctx, node, q)
 	if err != nil {
@@ -256,6 +264,10 @@ func (s *Server) ask(ctx context.Context, node string, question *apiv1.Question)
 		return nil, err
 	}
 	return a, nil
+}
+
+func noAnswer(within time.Duration) error {
+	return fmt.Errorf("no answer within %v: its routerd does not run, does not reach the datastore, or is of an older version", within)
 }
 
 // answered says why an answer is none to the question.

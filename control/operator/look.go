@@ -57,7 +57,7 @@ func (s *Server) Look(ctx context.Context, req *apiv1.LookRequest) (*apiv1.LookR
 	if err != nil || remote.Is4() != local.Is4() {
 		return nil, status.Errorf(codes.InvalidArgument, "remote %q: want an address of the family of %s", req.GetRemote(), local)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, examineWithin, fmt.Errorf("no answer within %v", examineWithin))
+	ctx, cancel := context.WithTimeoutCause(ctx, lookWithin, fmt.Errorf("no answer within %v", lookWithin))
 	defer cancel()
 	n, err := s.Node(ctx)
 	if err != nil {
