@@ -225,7 +225,9 @@ func TestSyncedRule(t *testing.T) {
 	if st := blocked.status(h[1]); st.State != StateDown || st.Info != p.Problem || st.Since.IsZero() {
 		t.Errorf("blocked peer is %+v", st)
 	}
-	if info := waiting.waitInfo(h[2], "passive").Info; info != "passive: waiting for the peer to connect" {
+	// The kernel counts refused segments of the whole network namespace: those of other tests' sessions are suspected here too.
+	info, _, _ := strings.Cut(waiting.waitInfo(h[2], "passive").Info, "; MD5 suspected: ")
+	if info != "passive: waiting for the peer to connect" {
 		t.Errorf("info %q", info)
 	}
 }
