@@ -83,7 +83,7 @@ type session struct {
 	nonce    uint64
 	overhead int // bytes of IP and UDP headers
 	full     int
-	rtt      time.Duration // of the last reference that was answered; 0: none was
+	rtt      time.Duration
 	next     uint32
 	buf      []byte // of the packet that is being sent
 	ask      kind
@@ -319,7 +319,7 @@ func (s *session) tally(ctx context.Context, shapes ...shape) (tally, error) {
 	t := tally{got: make([]bool, len(shapes)), lost: make([]int, len(shapes))}
 	waits := firstAnswer()
 	silent := 0
-	for range 1 + proofs + len(waits) {
+	for range proofs + len(waits) {
 		var open []int
 		for i := range shapes {
 			if t.answer(i) == dataplane.Unknown {
@@ -328,9 +328,6 @@ func (s *session) tally(ctx context.Context, shapes ...shape) (tally, error) {
 		}
 		if len(open) == 0 || silent == len(waits) {
 			break
-		}
-		if s.rtt == 0 {
-			open = nil // whether anybody is there, the reference alone tells
 		}
 		var now []shape
 		for _, i := range open {
