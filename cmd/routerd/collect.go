@@ -30,7 +30,10 @@ func (d *router) runCollector(ctx context.Context) error {
 		Store: d.db, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name}, Log: d.log.With("component", "collector"),
 	})
 	c.SetGrace(d.cfg.IPAM.LeakGracePeriod)
-	forCluster := []func(context.Context){c.RunCluster}
+	var forCluster []func(context.Context)
+	if d.cfg.IPAM.LeakGracePeriod > 0 { // otherwise the resource does not count here, and another host is to look
+		forCluster = append(forCluster, c.RunCluster)
+	}
 	if d.inAPI {
 		forCluster = append(forCluster, d.tellForOthers)
 	}
@@ -45,13 +48,15 @@ func (d *router) runCollector(ctx context.Context) error {
 			}
 		}
 	})
-	d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) {
-		var led sync.WaitGroup
-		for _, run := range forCluster {
-			led.Go(func() { run(ctx) })
-		}
-		led.Wait()
-	})
+	if len(forCluster) > 0 {
+		d.store.Lead(ctx, collectorLease, d.name, collectorTTL, func(ctx context.Context) {
+			var led sync.WaitGroup
+			for _, run := range forCluster {
+				led.Go(func() { run(ctx) })
+			}
+			led.Wait()
+		})
+	}
 	work.Wait()
 	return nil
 }
