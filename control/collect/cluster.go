@@ -33,6 +33,9 @@ type look struct {
 // LookCluster looks once at everything, and frees what is due.
 func (c *Collector) LookCluster(ctx context.Context) (Report, error) {
 	grace, _ := c.grace()
+	if grace == 0 {
+		return Report{}, nil
+	}
 	l := &look{Collector: c, now: c.cfg.Clock(), grace: grace, nodes: map[string]bool{}, live: map[netip.Addr]bool{}}
 	c.cluster.begin()
 	for _, step := range []func(context.Context) error{l.readConfig, l.readNodes, l.endpoints, l.blocks, l.affinities, l.handles, l.incarnations} {

@@ -240,6 +240,9 @@ func (c *Collector) lookHost(
 ) (Report, error) {
 	now := c.cfg.Clock()
 	grace, _ := c.grace()
+	if grace == 0 {
+		return Report{}, nil
+	}
 	known.begin()
 	var r Report
 	due := map[netip.Addr]ipam.Claim{}

@@ -73,8 +73,13 @@ func TestCluster(t *testing.T) {
 	if after, _ := count(w); after != before {
 		t.Errorf("%d records of %d are left before the grace period is over", after, before)
 	}
-	log.Reset()
 	w.now = w.now.Add(time.Minute)
+	c.SetGrace(0) // while a look is about to begin
+	if r := w.lookCluster(c); r != (Report{}) {
+		t.Errorf("leaks are to stay: %+v", r)
+	}
+	c.SetGrace(DefaultGrace)
+	log.Reset()
 	r := w.lookCluster(c)
 	named := []string{
 		`level=INFO msg="leaked endpoint freed" endpoint=gone-cni-x-eth0 namespace=default node=gone`,
