@@ -86,16 +86,14 @@ type memo struct {
 
 // desired is [Desired] at the cost of what has changed in v since the last call.
 func (m *memo) desired(v *View, node string) (Config, error) {
-	if m.good && (v.synced || v.fromDisk) && m.asked == node && m.revision == v.revision {
-		c := m.config
-		newDerivation(v, node).routes(&c)
-		return c, nil
+	if !m.good || !v.synced && !v.fromDisk || m.asked != node || m.revision != v.revision {
+		c, err := sessions(v, node)
+		m.config, m.asked, m.revision, m.good = c, node, v.revision, err == nil
+		if err != nil {
+			return Config{}, err
+		}
 	}
-	c, err := sessions(v, node)
-	m.config, m.asked, m.revision, m.good = c, node, v.revision, err == nil
-	if err != nil {
-		return Config{}, err
-	}
+	c := m.config
 	newDerivation(v, node).routes(&c)
 	return c, nil
 }

@@ -130,16 +130,20 @@ func (c *Config) refs() []SecretRef {
 // comes before the Secret of Kubernetes that has it.
 func (c *Controller) secrets(ctx context.Context, cfg Config) Config {
 	refs := cfg.refs()
+	if len(refs) > 0 {
+		c.files.want(ctx, refs)
+	}
+	var objects []SecretRef // that no directory has
 	if c.objects != nil {
-		c.objects.want(ctx, slices.DeleteFunc(slices.Clone(refs), c.files.has))
+		objects = slices.DeleteFunc(slices.Clone(refs), c.files.has)
+		c.objects.want(ctx, objects)
 	}
 	if len(refs) == 0 {
 		return cfg
 	}
-	c.files.want(ctx, refs)
 	doubts := map[SecretRef]string{}
 	cfg = withSecrets(cfg, func(r SecretRef) (Password, error) {
-		if c.objects == nil || c.files.has(r) {
+		if !slices.Contains(objects, r) {
 			return ReadSecret(c.files.dir, r)
 		}
 		p, doubt, err := c.objects.password(r)

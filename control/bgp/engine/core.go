@@ -246,8 +246,11 @@ func (c *core) work() (more bool) {
 			}
 		}
 	}
-	c.checkRestarted()
-	return len(c.fills)+len(c.tasks) > 0
+	more = len(c.fills)+len(c.tasks) > 0
+	if !more {
+		c.checkRestarted()
+	}
+	return more
 }
 
 // announce makes the own paths those of a list: new ones first, so that an aggregate or
