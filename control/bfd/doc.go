@@ -111,6 +111,7 @@ type Status struct {
 	Interval    time.Duration // between our packets, before jitter
 	Detection   time.Duration // without packets, after which the session goes down; zero while none was received
 	Since       time.Time     // of the state
+	Late        time.Duration // the longest that this side was late, since the session last came up: the host had no time for it
 	Flaps       uint64        // how often it left the state Up
 	Sent        uint64
 	Received    uint64

@@ -27,11 +27,13 @@ type Machine struct {
 	remoteMult   uint8
 	independent  bool
 	deadline     time.Time // of the next packet; zero: none came for so long
+	extended     bool      // the deadline was, since the last packet
 
 	failed  bool   // it left the state Up, and not because a side wanted it
 	polling bool   // our packets have the bit Poll until one with Final comes
 	before  Timing // what the peer knows of us while polling
 
+	late                  time.Duration // see Status.Late
 	flaps, sent, received uint64
 }
 
@@ -111,7 +113,7 @@ func (m *Machine) Receive(now time.Time, p *Packet) (answer Packet, ok bool) {
 	if m.state == AdminDown {
 		return Packet{}, false
 	}
-	m.deadline = now.Add(m.detection())
+	m.deadline, m.extended = now.Add(m.detection()), false
 	switch {
 	case p.State == AdminDown:
 		if m.state != Down {
@@ -151,8 +153,15 @@ func (m *Machine) Next() time.Time {
 	return at
 }
 
-// Tick does what is due. It returns the packet to send, if one is.
+// Tick does what is due. It returns the packet to send, if one is. A caller that is late has not read packets meanwhile
+// either, and on a host that stalls the peer may not have sent any: it has until as long after now to be heard.
 func (m *Machine) Tick(now time.Time) (p Packet, ok bool) {
+	if at := m.Next(); !at.IsZero() {
+		m.late = max(m.late, now.Sub(at))
+	}
+	if late := now.Sub(m.deadline); !m.deadline.IsZero() && late > 0 && !m.extended {
+		m.deadline, m.extended = now.Add(min(late, m.detection())), true
+	}
 	if !m.deadline.IsZero() && !now.Before(m.deadline) {
 		m.deadline, m.remote, m.remoteDemand, m.remoteMinRx = time.Time{}, 0, false, 1
 		if m.state == Init || m.state == Up {
@@ -188,7 +197,7 @@ func (m *Machine) packet() Packet {
 func (m *Machine) set(now time.Time, s State, d Diagnostic) {
 	switch {
 	case s == Up:
-		m.failed = false
+		m.failed, m.late = false, 0
 	case m.state == Up:
 		m.flaps++
 		m.failed = d == TimeExpired || d == NeighborDown && m.remoteState == Down
@@ -207,7 +216,7 @@ func (m *Machine) set(now time.Time, s State, d Diagnostic) {
 func (m *Machine) Status() Status {
 	s := Status{
 		State: m.state, RemoteState: m.remoteState, Diagnostic: m.diagnostic, RemoteDiagnostic: m.remoteDiag,
-		Failed: m.failed, Independent: m.independent, Interval: m.interval(), Since: m.since, Flaps: m.flaps, Sent: m.sent, Received: m.received,
+		Failed: m.failed, Independent: m.independent, Interval: m.interval(), Since: m.since, Late: m.late, Flaps: m.flaps, Sent: m.sent, Received: m.received,
 	}
 	if !m.deadline.IsZero() {
 		s.Detection = m.detection()

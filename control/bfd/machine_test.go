@@ -197,6 +197,48 @@ func TestDetects(t *testing.T) {
 	}
 }
 
+// TestLate: who looks late waits as much longer, once, and no longer than the detection time; what came meanwhile counts.
+func TestLate(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		late, more time.Duration
+	}{
+		{0, 0},
+		{ms, ms},
+		{100 * ms, 100 * ms},
+		{time.Hour, 150 * ms},
+	} {
+		w := newWire(timing(50*ms, 50*ms, 3), timing(50*ms, 50*ms, 3), half)
+		w.up(t)
+		m := w.machines[0]
+		ticked := m.deadline.Add(tc.late)
+		m.next = ticked // nothing else was due before
+		m.Tick(ticked)
+		if up := m.State() == Up; up != (tc.late > 0) {
+			t.Errorf("%v late: %v", tc.late, m.State())
+		}
+		if tc.late == 0 {
+			continue
+		}
+		if got := m.Status().Late; got != tc.late {
+			t.Errorf("%v late: reported %v", tc.late, got)
+		}
+		heard := *m
+		if m.Tick(ticked.Add(tc.more - 1)); m.State() != Up {
+			t.Errorf("%v late: %v before %v more", tc.late, m.State(), tc.more)
+		}
+		// Late again, it has waited enough.
+		if m.Tick(ticked.Add(tc.more + 10*ms)); m.State() != Down {
+			t.Errorf("%v late: %v after %v more", tc.late, m.State(), tc.more)
+		}
+		p := w.machines[1].packet()
+		heard.Receive(ticked.Add(tc.more-1), &p)
+		if heard.Tick(ticked.Add(tc.more + 10*ms)); heard.State() != Up {
+			t.Errorf("%v late: %v though the peer was heard", tc.late, heard.State())
+		}
+	}
+}
+
 // TestAdministrative takes one side down: the other one does not take it for a failure.
 func TestAdministrative(t *testing.T) {
 	t.Parallel()

@@ -129,7 +129,7 @@ func (w *watchdog) run(ctx context.Context) {
 
 // changed hears of each change of a session. A peer that took its session down is not one that is not reached.
 func (w *watchdog) changed(s bfd.Status) {
-	w.log.Info("bfd session", "peer", s.Key.Remote, "state", s.State.String(), "peer_state", s.RemoteState.String(), "diagnostic", s.Diagnostic.String())
+	w.log.Info("bfd session", "peer", s.Key.Remote, "state", s.State.String(), "peer_state", s.RemoteState.String(), "diagnostic", s.Diagnostic.String(), "late", s.Late)
 	if s.State == bfd.Down && s.Failed {
 		select {
 		case w.down <- s.Key.Remote:
