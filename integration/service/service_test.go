@@ -29,35 +29,8 @@ const unit = "../../configs/systemd/routerd.service"
 // more capabilities than the daemon: without SYS_PTRACE that fails.
 func TestUnitsCapabilitiesSuffice(t *testing.T) {
 	t.Parallel()
-	bin, err := filepath.Abs(cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(filepath.Join(bin, "routerd")); err != nil {
-		t.Fatalf("%v: run make build", err)
-	}
-	host, pod := fmt.Sprintf("rdsvc%d-host", os.Getpid()), fmt.Sprintf("rdsvc%d-pod", os.Getpid())
-	for _, name := range []string{host, pod} {
-		if err := ns.Create(name); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := ns.KillAll(context.Background(), name); err != nil { //nolint:usetesting // the test's context has ended by then
-				t.Error(err)
-			}
-			if err := ns.Delete(name); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	for _, args := range []string{
-		"link set lo up", "link add eth0 type veth peer name far0", "addr add 10.77.0.1/24 dev eth0",
-		"link set eth0 up", "link set far0 up",
-	} {
-		if out, err := exec.Command("ip", append([]string{"-n", host}, strings.Fields(args)...)...).CombinedOutput(); err != nil {
-			t.Fatalf("ip %s: %v: %s", args, err, out)
-		}
-	}
+	bin, host, pod := binDir(t), newSpace(t, "host"), newSpace(t, "pod")
+	uplink(t, host, "10.77.0.1/24")
 
 	dir := t.TempDir()
 	var log bytes.Buffer
@@ -88,6 +61,7 @@ func TestUnitsCapabilitiesSuffice(t *testing.T) {
 	}
 	// Until the daemon is ready it says so.
 	var out string
+	var err error
 	await.Until(t, "ADD", func() error {
 		if out, err = call("ADD"); err != nil {
 			err = fmt.Errorf("%w: %s", err, out)
@@ -107,6 +81,50 @@ func TestUnitsCapabilitiesSuffice(t *testing.T) {
 	stop(t, daemon)
 	if strings.Contains(log.String(), "not permitted") || strings.Contains(log.String(), "permission denied") {
 		t.Errorf("the daemon lacks something:\n%s", log.String())
+	}
+}
+
+// binDir is where the programs are.
+func binDir(t *testing.T) string {
+	t.Helper()
+	bin, err := filepath.Abs(cmp.Or(os.Getenv("ROUTERD_BIN"), "../../bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(bin, "routerd")); err != nil {
+		t.Fatalf("%v: run make build", err)
+	}
+	return bin
+}
+
+// newSpace makes a network namespace until the test ends.
+func newSpace(t *testing.T, suffix string) string {
+	t.Helper()
+	name := fmt.Sprintf("rdsvc%d-%s", os.Getpid(), suffix)
+	if err := ns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ns.KillAll(context.Background(), name); err != nil { //nolint:usetesting // the test's context has ended by then
+			t.Error(err)
+		}
+		if err := ns.Delete(name); err != nil {
+			t.Error(err)
+		}
+	})
+	return name
+}
+
+// uplink gives a namespace a device eth0 with an address.
+func uplink(t *testing.T, space, addr string) {
+	t.Helper()
+	for _, args := range []string{
+		"link set lo up", "link add eth0 type veth peer name far0", "addr add " + addr + " dev eth0",
+		"link set eth0 up", "link set far0 up",
+	} {
+		if out, err := exec.Command("ip", append([]string{"-n", space}, strings.Fields(args)...)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", args, err, out)
+		}
 	}
 }
 
