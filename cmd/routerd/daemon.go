@@ -444,7 +444,7 @@ func (d *router) run(stop context.Context) error {
 		part("network follows", each(d.follow.network, d.conditions.others.HandleStore))
 	}
 	if d.mirrors() {
-		part("own Node", func(ctx context.Context) error { return d.conditions.names.Follow(ctx, d.name) })
+		part("own Node", func(ctx context.Context) error { return d.conditions.names.Follow(ctx, d.name, d.node.SetInternalIPs) })
 		part("conditions of other Nodes", after(d.presence.Held(), d.lookAtOthers))
 		part("own pods", func(ctx context.Context) error {
 			return kubesync.FollowPods(ctx, d.api, d.name, d.attach.HandlePods)

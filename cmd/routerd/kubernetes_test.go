@@ -227,23 +227,29 @@ func createAll(t *testing.T, api *kubetest.Server, objects map[string]string) {
 
 // TestKubernetesBesideEtcd: on a node of Kubernetes whose datastore is etcd, pods have the labels
 // and profiles that their objects say, a NetworkPolicy is in force, its end too, and so is
-// a label that changes. A static pod that is made anew while the API is away is served.
+// a label that changes. A static pod that is made anew while the API is away is served. The host's
+// address is the one of several that the kubelet says, and becomes another one with it.
 func TestKubernetesBesideEtcd(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
+	h.ip("addr add 10.1.0.12/24 dev eth0")
 	api, kubeconfig := kubernetesAPI(t, h)
 	const pods, policy = "/api/v1/namespaces/default/pods/", "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies/closed"
 	podOf := func(app string) string {
 		return fmt.Sprintf(`{"kind":"Pod","apiVersion":"v1","metadata":{"labels":{"app":%q}},"spec":{"nodeName":"node1","serviceAccountName":"default"},"status":{"phase":"Pending"}}`, app)
 	}
+	nodeAt := func(addr string) string {
+		return fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","metadata":{"labels":{"rack":"r1"}},"status":{"addresses":[{"type":"InternalIP","address":%q}]}}`, addr)
+	}
 	createAll(t, api, map[string]string{
-		"/api/v1/nodes/node1":                                `{"kind":"Node","apiVersion":"v1","metadata":{"labels":{"rack":"r1"}}}`,
+		"/api/v1/nodes/node1":                                nodeAt("10.1.0.12"),
 		"/api/v1/namespaces/kube-system":                     `{"kind":"Namespace","apiVersion":"v1"}`,
 		"/api/v1/namespaces/default":                         `{"kind":"Namespace","apiVersion":"v1","metadata":{"labels":{"team":"a"}}}`,
 		"/api/v1/namespaces/default/serviceaccounts/default": `{"kind":"ServiceAccount","apiVersion":"v1"}`,
 		pods + "web": podOf("web"), pods + "client": podOf("client"),
 	})
 	h.config["kubernetes"] = map[string]any{"enabled": true}
+	h.config["address"] = map[string]any{"ipv4": "kubernetes-internal-ip"}
 	h.config["datastore"] = map[string]any{"kubernetes": map[string]any{"kubeconfig": kubeconfig}}
 	r := h.start()
 	r.ready()
@@ -285,13 +291,17 @@ func TestKubernetesBesideEtcd(t *testing.T) {
 		})
 	}
 	says("the endpoint says what the pod says", "web")
-	await.Until(t, "the Node has the labels of Kubernetes'", func() error {
-		o, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
-		if err != nil {
-			return err
-		}
-		return mentions(string(o.Raw), `"rack":"r1"`, `"orchestrator":"k8s"`)
-	})
+	nodeSays := func(what string, want ...string) {
+		t.Helper()
+		await.Until(t, what, func() error {
+			o, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
+			if err != nil {
+				return err
+			}
+			return mentions(string(o.Raw), want...)
+		})
+	}
+	nodeSays("the Node has the labels of Kubernetes', and the kubelet's address", `"rack":"r1"`, `"orchestrator":"k8s"`, `"ipv4Address":"10.1.0.12/24"`)
 	await.Until(t, "the Node in Kubernetes has its network", func() error {
 		return mentions(string(api.Get("/api/v1/nodes/node1")), `"reason":"RouterdIsUp","status":"False","type":"NetworkUnavailable"`)
 	})
@@ -332,6 +342,9 @@ func TestKubernetesBesideEtcd(t *testing.T) {
 	if _, _, err := add("web", "c3"); err != nil {
 		t.Errorf("attach a pod that is known while the API is away: %v", err)
 	}
+	api.SetAway(false)
+	createAll(t, api, map[string]string{"/api/v1/nodes/node1": nodeAt("10.1.0.11")})
+	nodeSays("the kubelet says another address", `"ipv4Address":"10.1.0.11/24"`)
 }
 
 // listenIn listens for TCP in a namespace.

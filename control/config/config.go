@@ -472,8 +472,8 @@ func (c Config) Validate() error {
 	}
 	c.Datastore.validate(c.Kubernetes.Enabled, bad)
 	for key, m := range map[string]string{"address.ipv4": c.Address.IPv4, "address.ipv6": c.Address.IPv6} {
-		if m == "kubernetes-internal-ip" && c.Datastore.Kind != DatastoreKubernetes {
-			bad(key, m, "only a Node of Kubernetes has that address: set datastore.kind to kubernetes, or take another method")
+		if m == "kubernetes-internal-ip" && c.Datastore.Kind != DatastoreKubernetes && !c.Kubernetes.Enabled {
+			bad(key, m, "only a Node of Kubernetes has that address: set datastore.kind to kubernetes, or with a datastore in etcd kubernetes.enabled to true, or take another method")
 		}
 	}
 	c.DefaultPool.validate(bad)

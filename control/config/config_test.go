@@ -115,7 +115,7 @@ func TestErrors(t *testing.T) {
 		{"kubeconfig of etcd", "datastore: {kubernetes: {kubeconfig: /x}}", []string{"datastore.kind", "want kubernetes"}},
 		{"kubeconfig beside etcd that follows", "kubernetes: {enabled: true}\ndatastore: {kubernetes: {kubeconfig: /x, apiGroup: projectcalico.org/v3}}", []string{"datastore.kubernetes.apiGroup", "remove it"}},
 		{"the API follows itself", "kubernetes: {enabled: true}\ndatastore: {kind: kubernetes}", []string{"kubernetes.enabled", "remove it"}},
-		{"kubelet's address without Kubernetes", "address: {ipv4: kubernetes-internal-ip}", []string{"address.ipv4", "datastore.kind"}},
+		{"kubelet's address without Kubernetes", "address: {ipv4: kubernetes-internal-ip}", []string{"address.ipv4", "datastore.kind", "kubernetes.enabled"}},
 		{"API group", "datastore: {kind: kubernetes, kubernetes: {apiGroup: v3}}", []string{"apiGroup", "projectcalico.org/v3"}},
 		{"API server without port", "datastore: {kind: kubernetes, kubernetes: {servers: [10.0.0.1]}}", []string{"servers", "HOST:PORT"}},
 		{"pool with host bits", "defaultPool: {cidr: 192.168.1.0/16}", []string{"defaultPool.cidr", "192.168.0.0/16"}},

@@ -87,7 +87,7 @@ func (a *Agent) setAddresses(found map[dataplane.Family]Detected, trouble error)
 // counts as the present one, also after a restart.
 func (a *Agent) situation(u dataplane.Underlay, self *store.Node, st Status) situation {
 	s := situation{
-		underlay: u, methods: withInternal(a.cfg.Methods, self),
+		underlay: u, methods: withInternal(a.cfg.Methods, a.kubeletSays(self)),
 		now: map[dataplane.Family]netip.Prefix{}, missing: map[dataplane.Family]time.Duration{}, peers: a.peers.addrs(),
 	}
 	for _, f := range dataplane.Families() {

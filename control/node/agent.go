@@ -140,6 +140,7 @@ type Agent struct {
 	pools    map[string]*cluster.Pool
 	hadPool  map[dataplane.Family]bool // there was one since the daemon started
 	self     *store.Node
+	internal []netip.Addr                   // what the kubelet says, where that is not in self; empty: nothing yet
 	encaps   store.NodeEncaps               // what self published, also after somebody deleted it
 	revision store.Revision                 // that the agent knows of
 	missing  map[dataplane.Family]time.Time // since when the host lacks its registered address

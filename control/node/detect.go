@@ -89,7 +89,7 @@ func parseMethod(u dataplane.Underlay, method string, f dataplane.Family) (fitti
 	case "cidr":
 		return byCIDR(arg)
 	case MethodInternal:
-		return nil, errors.New("this host's Node in Kubernetes has no InternalIP: its kubelet writes it, and datastore.kind has to be kubernetes")
+		return nil, errors.New("this host's Node in Kubernetes has no InternalIP, or the API has not said it yet: the kubelet writes it, by the name that nodeName has")
 	}
 	return byAddress(method)
 }

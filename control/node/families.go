@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,17 +68,50 @@ func CheckMethods(methods map[dataplane.Family]string) error {
 	return errors.Join(errs...)
 }
 
+// internalIPs lists the addresses of this type that a Node resource has.
+func internalIPs(self *store.Node) (list []netip.Addr) {
+	if self == nil {
+		return nil
+	}
+	for _, a := range self.Spec.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == "InternalIP" {
+			list = append(list, addr)
+		}
+	}
+	return list
+}
+
+// SetInternalIPs says which addresses the kubelet names in its Node, where the datastore has
+// another one, as one in etcd has. It does not block.
+func (a *Agent) SetInternalIPs(addrs []netip.Addr) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if slices.Equal(a.internal, addrs) {
+		return
+	}
+	a.internal = slices.Clone(addrs)
+	a.wake.Set()
+}
+
+// kubeletSays lists the addresses that the kubelet says this host has. Where the datastore's Node is
+// another one, and nothing was said yet, those that the host is registered with stand for them.
+func (a *Agent) kubeletSays(self *store.Node) []netip.Addr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.internal) > 0 {
+		return a.internal
+	}
+	return internalIPs(self)
+}
+
 // withInternal puts the addresses that the kubelet says this host has in the place of
 // the method that asks for them. Where it names one of the other family alone,
 // the host has none of this one.
-func withInternal(methods map[dataplane.Family]string, self *store.Node) map[dataplane.Family]string {
+func withInternal(methods map[dataplane.Family]string, says []netip.Addr) map[dataplane.Family]string {
 	internal := map[dataplane.Family]string{}
-	if self != nil {
-		for _, a := range self.Spec.Addresses {
-			addr, err := netip.ParseAddr(a.Address)
-			if f := dataplane.FamilyOf(addr); err == nil && a.Type == "InternalIP" && internal[f] == "" {
-				internal[f] = addr.String()
-			}
+	for _, addr := range says {
+		if f := dataplane.FamilyOf(addr); internal[f] == "" {
+			internal[f] = addr.String()
 		}
 	}
 	out := maps.Clone(methods)

@@ -53,7 +53,7 @@ func TestInternal(t *testing.T) {
 		{"both", self("10.1.0.11", "fd00:1::11", "10.9.0.1"), both, methods("10.1.0.11", "fd00:1::11")},
 		{"another method of IPv6", self("10.1.0.11", "fd00:1::11"), methods(MethodInternal, MethodAuto), methods("10.1.0.11", MethodAuto)},
 	} {
-		if diff := cmp.Diff(tt.want, withInternal(tt.in, tt.self)); diff != "" {
+		if diff := cmp.Diff(tt.want, withInternal(tt.in, internalIPs(tt.self))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
@@ -63,6 +63,54 @@ func TestInternal(t *testing.T) {
 	if _, err := Detect(hostWith("10.1.0.11/24"), MethodInternal, dataplane.IPv4); err == nil || !strings.Contains(err.Error(), "InternalIP") {
 		t.Errorf("without an address of the kubelet's: %v", err)
 	}
+}
+
+// TestInternalApart: where the datastore's Node is not the kubelet's, a host is registered with what
+// it is told, moves with it, and after a restart keeps what it is registered with until it is told.
+func TestInternalApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		defer s.Close()
+		u := hostWith("10.1.0.11/24", "10.1.0.12/24", "fd00:1::11/64")
+		start := func() (*Agent, func()) {
+			a := New(Config{
+				Name: "node1", Store: s, Tunnels: &fakeTunnels{}, Log: slog.New(slog.DiscardHandler),
+				Methods: methods(MethodInternal, MethodInternal),
+			})
+			stop := follow(t, a, s)
+			a.HandleUnderlay(u)
+			return a, stop
+		}
+		addrs := func(list ...string) (out []netip.Addr) {
+			for _, a := range list {
+				out = append(out, netip.MustParseAddr(a))
+			}
+			return out
+		}
+		is := func(when string, a *Agent, four, six string) {
+			t.Helper()
+			synctest.Wait()
+			if st := a.Status(); !st.Registered || st.Err != nil || st.AddressErr != nil {
+				t.Errorf("%s: %+v", when, st)
+			}
+			if got := get(t, s, "node1").Spec.BGP; got.IPv4Address != four || got.IPv6Address != six {
+				t.Errorf("%s: registered as %+v", when, got)
+			}
+		}
+		a, stop := start()
+		synctest.Wait()
+		if st := a.Status(); st.Registered || st.Err == nil || !strings.Contains(st.Err.Error(), "InternalIP") {
+			t.Errorf("before it is told: %+v", st)
+		}
+		a.SetInternalIPs(addrs("10.1.0.12"))
+		is("told", a, "10.1.0.12/24", "")
+		stop()
+		a, stop = start()
+		is("started again", a, "10.1.0.12/24", "")
+		a.SetInternalIPs(addrs("10.1.0.11", "fd00:1::11"))
+		is("told another", a, "10.1.0.11/24", "fd00:1::11/64")
+		stop()
+	})
 }
 
 func TestRegisterBothFamilies(t *testing.T) {

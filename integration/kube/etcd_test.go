@@ -25,6 +25,7 @@ func bringUpEtcd(t *testing.T, suffix string, top lab.Topology) *cluster {
 	return bringUpWith(t, suffix, top, nil, func(file string) map[string]any {
 		return map[string]any{
 			"kubernetes": map[string]any{"enabled": true},
+			"address":    map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
 			"datastore":  map[string]any{"kubernetes": map[string]any{"kubeconfig": file}},
 		}
 	})

@@ -10,7 +10,9 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -32,6 +34,8 @@ type Names struct {
 
 	net    Network // likewise
 	hasNet bool
+
+	internal []netip.Addr // likewise
 }
 
 // Names returns what keeps names for a process. Its boot id is that of the kernel,
@@ -121,6 +125,22 @@ func lifeOf(uid string) store.Revision {
 	return store.Revision(h.Sum64()>>1 | 1)
 }
 
+// internalIPs lists the addresses that the kubelet says the host has.
+func (n *named) internalIPs() (list []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == "InternalIP" {
+			list = append(list, addr)
+		}
+	}
+	return list
+}
+
+// read keeps what the Node says beside who has its name. The lock is held.
+func (c *Names) read(n *named) {
+	c.net, c.hasNet = n.network()
+	c.internal = n.internalIPs()
+}
+
 // seen is what a name was at a revision.
 type seen struct {
 	node string // its resourceVersion; empty: there is none
@@ -168,7 +188,7 @@ func (c *Names) Name(ctx context.Context, node string) (store.NameState, error) 
 	st.Revision, st.Seen = store.Revision(rev), saw
 	c.mu.Lock()
 	c.mark = saw.mark
-	c.net, c.hasNet = n.network()
+	c.read(&n)
 	c.mu.Unlock()
 	return st, nil
 }
@@ -250,13 +270,16 @@ func (c *Names) news(e event) bool {
 	defer c.mu.Unlock()
 	changed := mark != c.mark
 	c.mark = mark
-	c.net, c.hasNet = n.network()
-	return changed
+	was := c.internal
+	c.read(&n)
+	return changed || !slices.Equal(was, c.internal)
 }
 
-// Follow keeps what [Names.Network] returns as the Node says it until ctx ends, whose error
-// it returns: for a host whose name is kept elsewhere. Who keeps it by the API sees to that anyway.
-func (c *Names) Follow(ctx context.Context, node string) error {
+// Follow keeps what [Names.Network] returns as the Node says it, and tells which addresses the
+// kubelet says the host has, until ctx ends, whose error it returns: for a host whose name is
+// kept elsewhere. Who keeps it by the API sees to that anyway. Of a Node that is gone what was
+// told last holds.
+func (c *Names) Follow(ctx context.Context, node string, tell func(internal []netip.Addr)) error {
 	for failures := 0; ctx.Err() == nil; {
 		state, err := c.Name(ctx, node)
 		if err != nil {
@@ -265,6 +288,12 @@ func (c *Names) Follow(ctx context.Context, node string) error {
 			continue
 		}
 		failures = 0
+		c.mu.Lock()
+		internal := c.internal
+		c.mu.Unlock()
+		if len(internal) > 0 {
+			tell(internal)
+		}
 		watch, end := context.WithCancel(ctx)
 		select {
 		case <-c.WatchName(watch, node, state.Revision):
