@@ -10,6 +10,10 @@ const AnnotationIPv6IPIPTunnelAddr = "routerd.io/ipv6IPIPTunnelAddr"
 // Kubernetes' Node, so that these can be followed and are not written back. It is Calico's.
 const AnnotationKubeLabels = "projectcalico.org/kube-labels"
 
+// AnnotationAway says, on a Node resource that stands for a Node of Kubernetes, why the host or
+// its daemon counts as gone there. It is read, and not written.
+const AnnotationAway = "routerd.io/away"
+
 // Annotations of a pod that its endpoint has too.
 const (
 	// AnnotationPrefixCNI begins the names of those that are for the CNI plugin.

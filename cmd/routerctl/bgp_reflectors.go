@@ -35,7 +35,8 @@ func (a bgpCommands) reflectorsAutoCommand() *cobra.Command {
 the nodes with each value of a label. A node with the label routerd.io/reflector:
 never is not chosen, nor one that is drained. Sessions of the mesh end, and
 reflectors go, only when all that need them have their routes by others; one that
-dies is replaced within seconds. It is the annotation routerd.io/reflectors of the
+dies is replaced, within seconds or, where the datastore is Kubernetes' API, when
+its Node says that it is gone. It is the annotation routerd.io/reflectors of the
 BGPConfiguration named default.`,
 		Example: "  routerctl bgp reflectors auto --count 2\n  routerctl bgp reflectors auto --per-rack 2",
 		Args:    noArgs,

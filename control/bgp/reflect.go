@@ -170,10 +170,27 @@ func (v *View) routesOf(name string) (out []string) {
 	return out
 }
 
-// Alive is which hosts are there, as leases in the datastore say.
+// Alive is which hosts are there, as leases in the datastore say, or else their Nodes ([View.present]).
 type Alive struct {
 	Nodes      map[string]bool
 	Reflectors []string // that hold the lease of one, for the longest first
+}
+
+// present is which hosts are there by what their Nodes say: for a datastore that has no leases of theirs. Who reflects
+// and is there counts as holding a lease; of too many the first by name stay.
+func (v *View) present() Alive {
+	a := Alive{Nodes: map[string]bool{}}
+	for _, name := range v.nodeNames() {
+		n := v.nodes[name]
+		if !n.ours || n.away {
+			continue
+		}
+		a.Nodes[name] = true
+		if n.reflection.Reflects {
+			a.Reflectors = append(a.Reflectors, name)
+		}
+	}
+	return a
 }
 
 // chosen returns who is to reflect, by group: those that do stay while they are there, and the others are the first willing

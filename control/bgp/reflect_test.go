@@ -28,6 +28,11 @@ type simulation struct {
 	calm   time.Time            // since when nothing has died
 	said   map[string]int       // how often a node has written
 	text   map[string]string    // labels of nodes
+
+	byNodes bool // nobody has a lease: who is there the Nodes say, late
+	last    map[string]store.NodeReflection
+	away    map[string]bool      // what their Nodes say
+	back    map[string]time.Time // hosts that came back, and when
 }
 
 type simNode struct {
@@ -40,7 +45,10 @@ type simNode struct {
 }
 
 func newSimulation(t testing.TB, nodes int, label func(i int) string) *simulation {
-	s := &simulation{t: t, now: time.Unix(1e9, 0), up: map[[2]int]time.Time{}, gone: map[string]time.Time{}, said: map[string]int{}, text: map[string]string{}}
+	s := &simulation{
+		t: t, now: time.Unix(1e9, 0), up: map[[2]int]time.Time{}, gone: map[string]time.Time{}, said: map[string]int{}, text: map[string]string{},
+		last: map[string]store.NodeReflection{}, away: map[string]bool{}, back: map[string]time.Time{},
+	}
 	s.calm = s.now
 	for i := range nodes {
 		n := &simNode{name: fmt.Sprintf("node%d", i), index: i, view: &View{}, alive: true}
@@ -61,9 +69,18 @@ func newSimulation(t testing.TB, nodes int, label func(i int) string) *simulatio
 // write has a node say something of itself.
 func (s *simulation) write(name string, r store.NodeReflection) {
 	s.said[name]++
+	s.last[name] = r
+	s.tell(name)
+}
+
+// tell has the datastore say what a node has written, and whether it counts as gone.
+func (s *simulation) tell(name string) {
 	n := &store.Node{}
-	store.SetNodeReflection(n, r)
-	var notes []string
+	store.SetNodeReflection(n, s.last[name])
+	notes := []string{fmt.Sprintf("%q:%q", store.AnnotationAccepts, "direct")} // it runs routerd
+	if s.away[name] {
+		notes = append(notes, fmt.Sprintf("%q:%q", store.AnnotationAway, "its kubelet is not heard from"))
+	}
 	for k, v := range n.Annotations {
 		notes = append(notes, fmt.Sprintf("%q:%q", k, v))
 	}
@@ -93,8 +110,28 @@ func (s *simulation) revive(i int) {
 		s.leases = slices.DeleteFunc(s.leases, func(name string) bool { return name == n.name })
 	}
 	delete(s.gone, n.name)
-	s.calm = s.now
+	s.calm, s.back[n.name] = s.now, s.now
 }
+
+// judge has the Nodes of hosts that have died say so, and no more when they are back.
+func (s *simulation) judge() {
+	for _, n := range s.nodes {
+		away := s.away[n.name]
+		switch {
+		case !n.alive:
+			away = away || s.now.Sub(s.gone[n.name]) >= goneAfter
+		case s.now.Sub(s.back[n.name]) >= 5*time.Second:
+			away = false
+		}
+		if away != s.away[n.name] {
+			s.away[n.name] = away
+			s.tell(n.name)
+		}
+	}
+}
+
+// goneAfter is when the Node of a host that has died says so.
+const goneAfter = time.Minute
 
 // there is what leases say.
 func (s *simulation) there() Alive {
@@ -120,6 +157,9 @@ func (n *simNode) has(other *simNode) bool {
 func (s *simulation) second(lag, delay func() int) {
 	s.now = s.now.Add(time.Second)
 	alive := s.there()
+	if s.byNodes {
+		s.judge()
+	}
 	for _, n := range s.nodes {
 		if !n.alive {
 			continue
@@ -152,8 +192,11 @@ func (s *simulation) second(lag, delay func() int) {
 			synced[n.view.nodes[o.name].addr.Addr()] = s.session(n, o, 0)
 		}
 		n.refl.see(n.view, n.name, synced, s.now)
+		if s.byNodes {
+			alive = n.view.present()
+		}
 		want := n.refl.says(n.view, n.name, alive, s.now)
-		if want.Reflects && !slices.Contains(s.leases, n.name) {
+		if want.Reflects && !s.byNodes && !slices.Contains(s.leases, n.name) {
 			s.leases = append(s.leases, n.name)
 			continue // it says so when it has the lease
 		}
@@ -176,7 +219,11 @@ func (s *simulation) session(a, b *simNode, age time.Duration) bool {
 // check wants a way for routes between every two nodes that are there, unless somebody has just died: a session, or reflectors that
 // have sessions with both.
 func (s *simulation) check() {
-	if s.now.Sub(s.calm) < 40*time.Second {
+	calm := 40 * time.Second
+	if s.byNodes {
+		calm += goneAfter
+	}
+	if s.now.Sub(s.calm) < calm {
 		return
 	}
 	var serving []*simNode
@@ -272,6 +319,7 @@ func TestReflectorsAnyOrder(t *testing.T) {
 			}
 			return text
 		})
+		s.byNodes = rapid.Bool().Draw(rt, "byNodes")
 		lag := func() int { return rapid.IntRange(0, 3).Draw(rt, "lag") }
 		delay := func() int { return rapid.IntRange(0, 3).Draw(rt, "delay") }
 		asked := ""
@@ -331,10 +379,18 @@ func TestReflectorsAnyOrder(t *testing.T) {
 	})
 }
 
-// TestReflectorReplaced: a reflector that has died is replaced when its lease is over, and does not come back into its place.
+// TestReflectorReplaced: a reflector that has died is replaced when its lease is over, and does not come back into its place. Where
+// nobody has a lease it is replaced when its Node says that it is gone.
 func TestReflectorReplaced(t *testing.T) {
 	t.Parallel()
+	t.Run("leases", func(t *testing.T) { reflectorReplaced(t, false, 12*time.Second) })
+	t.Run("Nodes", func(t *testing.T) { reflectorReplaced(t, true, goneAfter+5*time.Second) })
+}
+
+func reflectorReplaced(t *testing.T, byNodes bool, within time.Duration) {
+	t.Parallel()
 	s := newSimulation(t, 5, func(int) string { return "" })
+	s.byNodes = byNodes
 	zero := func() int { return 0 }
 	s.ask("2")
 	s.rest()
@@ -343,7 +399,7 @@ func TestReflectorReplaced(t *testing.T) {
 	}
 	s.kill(0)
 	for i := 0; len(s.serving()) < 2; i++ {
-		if i > 12 {
+		if time.Duration(i)*time.Second > within {
 			t.Fatalf("no other reflector after %d s\n%s", i, s.state())
 		}
 		s.second(zero, zero)

@@ -53,6 +53,16 @@ func (c *Controller) Reflection(alive Alive, now time.Time) (want store.NodeRefl
 	return want, !want.Equal(n.reflection)
 }
 
+// Present is which hosts are there by what their Nodes say; zero: that is not known yet.
+func (c *Controller) Present() Alive {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.view.synced {
+		return Alive{}
+	}
+	return c.view.present()
+}
+
 // ReflectionAsked reports whether [Controller.Reflection] is to be asked: reflectors are wanted, or there still are some.
 func (c *Controller) ReflectionAsked() bool {
 	c.mu.Lock()

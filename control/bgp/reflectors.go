@@ -23,9 +23,9 @@ const (
 type ReflectorsConfig struct {
 	Node       string
 	Controller *Controller
-	// Hosts says who is there; nil: the datastore cannot, so none is chosen.
+	// Hosts says who is there; nil: their Nodes do, and reflectors hold no leases.
 	Hosts Hosts
-	// Lead calls lead while this process holds the leader-election lease of that name.
+	// Lead calls lead while this process holds the leader-election lease of that name, with Hosts.
 	Lead func(ctx context.Context, name, id string, ttl time.Duration, lead func(context.Context))
 	// Publish writes what this host's Node says of reflectors.
 	Publish func(context.Context, store.NodeReflection) error
@@ -93,18 +93,18 @@ func (r *Reflectors) Run(ctx context.Context) error {
 
 // look does what is due.
 func (r *Reflectors) look(ctx context.Context, now time.Time) {
-	asked := r.c.Hosts != nil && r.c.Controller.ReflectionAsked()
-	r.follow.set(ctx, asked, r.followAlive)
+	asked, leases := r.c.Controller.ReflectionAsked(), r.c.Hosts != nil
+	r.follow.set(ctx, asked && leases, r.followAlive)
 	if !asked {
 		r.lease.set(ctx, false, nil)
 		return
 	}
 	want, differs := r.c.Controller.Reflection(r.Alive(), now)
-	if want.Reflects {
+	if want.Reflects && leases {
 		r.lease.set(ctx, true, r.hold)
 	}
 	// Others count who holds a lease: it comes before the word and goes after it.
-	if want.Reflects && !r.held.Load() && differs {
+	if want.Reflects && leases && !r.held.Load() && differs {
 		return
 	}
 	if differs {
@@ -170,6 +170,9 @@ func (r *Reflectors) followAlive(ctx context.Context) {
 
 // Alive is which hosts are there, as far as it is known.
 func (r *Reflectors) Alive() Alive {
+	if r.c.Hosts == nil {
+		return r.c.Controller.Present()
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.alive
@@ -190,8 +193,6 @@ func (s Service) Reflectors() (ReflectorStatus, error) {
 	st, err := s.ReflectorStatus(alive)
 	switch {
 	case st.Setting == "" || st.Problem != "":
-	case s.reflectors.c.Hosts == nil:
-		st.Problem = "the datastore is a Kubernetes API, which does not say which hosts are there: name the reflectors by spec.bgp.routeReflectorClusterID of their Nodes"
 	case alive.Nodes == nil:
 		st.Problem = "which hosts are there is not known yet: the datastore is away, or this host's user of etcd may not read /routerd/v1/presences/ (configs/etcd/roles.sh)"
 	}

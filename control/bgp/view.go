@@ -155,6 +155,7 @@ type nodeFacts struct {
 	keys    string       // which of the cluster's keys it has
 	labels  map[string]string
 	drain   store.Drain
+	away    bool // it counts as gone, where the datastore is Kubernetes' API
 
 	reflection store.NodeReflection
 }
@@ -162,7 +163,7 @@ type nodeFacts struct {
 func factsOf(n *cluster.Node) (nodeFacts, error) {
 	f := nodeFacts{
 		bgp: n.BGP, addr: n.Addr.IPv4, addr6: n.Addr.IPv6, asn: n.ASN, cluster: n.ClusterID, ours: n.Encaps.Published, keys: n.BGPKeys,
-		labels: n.Labels, drain: n.Drain, reflection: n.Reflection,
+		labels: n.Labels, drain: n.Drain, away: n.Away, reflection: n.Reflection,
 	}
 	return f, n.AddrErr
 }

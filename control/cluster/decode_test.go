@@ -53,13 +53,13 @@ func TestNode(t *testing.T) {
 	}{
 		{name: "empty", want: Node{}},
 		{
-			name: "everything", annotations: `"routerd.io/tunnelAddress":"198.51.100.7, 2001:db8::7","routerd.io/tunnelSources":"10.1.0.13"`,
+			name: "everything", annotations: `"routerd.io/tunnelAddress":"198.51.100.7, 2001:db8::7","routerd.io/tunnelSources":"10.1.0.13","routerd.io/away":"its kubelet is not heard from"`,
 			spec: `"bgp":{"asNumber":64513,"routeReflectorClusterID":"1.0.0.1","ipv4Address":"10.1.0.12/24","ipv6Address":"fd00:1::12/64","ipv4IPIPTunnelAddr":"192.168.2.0"},
 				"ipv4VXLANTunnelAddr":"192.168.2.1","ipv6VXLANTunnelAddr":"fd10::1","vxlanTunnelMACAddr":"66:00:00:00:00:01",
 				"wireguard":{"interfaceIPv4Address":"192.168.2.2","interfaceIPv6Address":"fd10::2"},
 				"addresses":[{"address":"10.1.0.12/24","type":"CalicoNodeIP"},{"address":"10.7.0.12","type":"InternalIP"},{"address":"fe80::1%eth0"},{"address":"it"}]`,
 			want: Node{
-				BGP: true, ASN: 64513, ClusterID: "1.0.0.1",
+				Away: true, BGP: true, ASN: 64513, ClusterID: "1.0.0.1",
 				Addr:   Families[netip.Prefix]{netip.MustParsePrefix("10.1.0.12/24"), netip.MustParsePrefix("fd00:1::12/64")},
 				Public: both("198.51.100.7", "2001:db8::7"), IPIPAddr: both("192.168.2.0", ""), VXLANAddr: both("192.168.2.1", "fd10::1"),
 				VXLANMAC: Families[dataplane.MAC]{IPv4: dataplane.MAC{0x66, 0, 0, 0, 0, 1}},

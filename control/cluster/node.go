@@ -46,6 +46,7 @@ type Node struct {
 	Revision store.Revision
 	Labels   map[string]string
 	Drain    store.Drain
+	Away     bool // Kubernetes takes the host or its daemon for gone
 
 	BGP       bool   // it has a place in BGP at all
 	ASN       uint32 // 0: the cluster's
@@ -136,7 +137,7 @@ func parseEncaps(list []string) map[dataplane.Encap]struct{} {
 func (d *decoder) node(r *store.Node, rev store.Revision) *Node {
 	n := &Node{
 		Name: r.Name, Revision: rev, Labels: r.Labels, Encaps: d.encaps(r), BGPKeys: r.Annotations[store.AnnotationBGPKeys],
-		Drain: store.DrainOf(r.Annotations), Reflection: store.NodeReflectionOf(r.Annotations),
+		Drain: store.DrainOf(r.Annotations), Away: r.Annotations[store.AnnotationAway] != "", Reflection: store.NodeReflectionOf(r.Annotations),
 	}
 	for _, a := range store.TunnelAddresses(r) {
 		n.Public.set(dataplane.FamilyOf(a), a)

@@ -33,7 +33,7 @@ const (
 const (
 	reasonUp      = "RouterdIsUp"
 	reasonUnready = "RouterdIsNotReady"
-	reasonGone    = "RouterdIsGone"
+	reasonGone    = kube.DaemonGone
 )
 
 // API is what is asked of Kubernetes. [kube.Store] has it.

@@ -7,7 +7,12 @@ import (
 	"net/http"
 	"net/url"
 	"time"
+
+	"github.com/routerd/routerd/store/kube/convert"
 )
+
+// DaemonGone is the reason of a [Network] by which another host says that a node's daemon is gone.
+const DaemonGone = convert.DaemonGone
 
 const strategicPatchType = "application/strategic-merge-patch+json"
 

@@ -265,3 +265,34 @@ func TestUndecodable(t *testing.T) {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
+
+// TestAway: what of a Node says that its host or its daemon is gone.
+func TestAway(t *testing.T) {
+	t.Parallel()
+	for conditions, want := range map[string]string{
+		``: "",
+		`{type: Ready, status: "True"}, {type: NetworkUnavailable, status: "False", reason: RouterdIsUp}`: "",
+		`{type: Ready, status: "False", reason: KubeletNotReady}`:                                         "",
+		`{type: NetworkUnavailable, status: "True", reason: RouterdIsNotReady}`:                           "",
+		`{type: NetworkUnavailable, status: "True", reason: RouterdIsGone}`:                               "its daemon has no pod that is ready",
+		`{type: Ready, status: Unknown, reason: NodeStatusUnknown}`:                                       "its kubelet is not heard from",
+		`{type: Ready, status: Unknown, reason: NodeStatusNeverUpdated}`:                                  "",
+	} {
+		// What an operator, or an import, has put there is not gone by.
+		o, err := source(t, V1, store.KindNode, "v1", "Node").Read(toJSON(t, `{metadata: {name: n1, resourceVersion: "5", annotations: {projectcalico.org/annotations: '{"routerd.io/away":"written"}'}}, status: {conditions: [`+conditions+`]}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := store.Decode(o.Key, o.Raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := v.(*store.Node)
+		if got := n.Annotations[store.AnnotationAway]; got != want {
+			t.Errorf("%s: %q, want %q", conditions, got, want)
+		}
+		if patch, err := NodePatch(n, 5); err != nil || strings.Contains(string(patch), "away") {
+			t.Errorf("%s: it is written: %s, %v", conditions, patch, err)
+		}
+	}
+}

@@ -15,8 +15,8 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// Annotations of Nodes. All but the last are Calico's. [store.AnnotationKubeLabels] and [store.AnnotationProblems] are on
-// the resource alone.
+// Annotations of Nodes. All but the last are Calico's. [store.AnnotationKubeLabels], [store.AnnotationProblems] and
+// [store.AnnotationAway] are on the resource alone.
 const (
 	address4              = "projectcalico.org/IPv4Address"
 	address6              = "projectcalico.org/IPv6Address"
@@ -120,6 +120,10 @@ func nodeOf(node *corev1.Node) (store.Key, any, error) {
 		return key, nil, fmt.Errorf("%w: %w", store.ErrDecode, err)
 	}
 	n.Annotations = with(n.Annotations, store.AnnotationKubeLabels, string(own))
+	delete(n.Annotations, store.AnnotationAway)
+	if why := awayOf(node); why != "" {
+		n.Annotations[store.AnnotationAway] = why
+	}
 
 	var problems []string
 	for _, f := range nodeFields() {
@@ -144,6 +148,27 @@ func nodeOf(node *corev1.Node) (store.Key, any, error) {
 	n.Status.PodCIDRs = node.Spec.PodCIDRs
 	n.Status.Conditions = listOf[metav1.Condition](node.Annotations[conditionsAnnotation])
 	return key, n, nil
+}
+
+// DaemonGone is the reason of a Node's condition NetworkUnavailable by which another host says that the
+// node's daemon is gone.
+const DaemonGone = "RouterdIsGone"
+
+// neverSaid is the reason of a Node's condition Ready that the node controller writes for a Node
+// without a kubelet, as hosts have that are no nodes of Kubernetes.
+const neverSaid = "NodeStatusNeverUpdated"
+
+// awayOf says why a host or its daemon counts as gone; empty: it is there, as far as is known.
+func awayOf(node *corev1.Node) string {
+	for _, c := range node.Status.Conditions {
+		switch {
+		case c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown && c.Reason != neverSaid:
+			return "its kubelet is not heard from"
+		case c.Type == corev1.NodeNetworkUnavailable && c.Status == corev1.ConditionTrue && c.Reason == DaemonGone:
+			return "its daemon has no pod that is ready"
+		}
+	}
+	return ""
 }
 
 func nodeAddresses(n *store.Node, node *corev1.Node) []store.NodeAddress {
@@ -197,6 +222,7 @@ func NodePatch(n *store.Node, rev store.Revision) ([]byte, error) {
 	notes := maps.Clone(n.Annotations)
 	delete(notes, store.AnnotationKubeLabels)
 	delete(notes, store.AnnotationProblems)
+	delete(notes, store.AnnotationAway)
 	for name, v := range map[string]struct {
 		value any
 		empty bool
