@@ -1,7 +1,6 @@
 package kube_test
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -15,11 +14,11 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/ns"
 )
@@ -27,26 +26,11 @@ import (
 const (
 	serviceAddr = "172.17.0.7"
 	requestRate = 1000 // a second
-	// firstPort to lastPort are those that requests come from, each after the other: more than
-	// are used while the nodes' connection tracking remembers one (nf_conntrack_udp_timeout, 30 s).
-	firstPort, lastPort = 2000, 62000
 )
 
-// requests asks the Service's address, a thousand times a second and each time from another
-// port, from a namespace behind the switch.
-type requests struct {
-	stop context.CancelFunc
-	done chan error // of the sender
-	wait sync.WaitGroup
-
-	mu       sync.Mutex
-	sent     int
-	answered map[string]int // by endpoint
-	lost     []string       // what became of those that nobody answered
-}
-
-// startRequests makes the namespace, and begins.
-func (c *cluster) startRequests() *requests {
+// startRequests asks the Service's address, a thousand times a second, from a namespace behind
+// the switch.
+func (c *cluster) startRequests() *kube.Requests {
 	c.t.Helper()
 	space, spineSpace := c.Space("client"), c.Space(spine)
 	if err := ns.Create(space); err != nil {
@@ -66,10 +50,17 @@ func (c *cluster) startRequests() *requests {
 		c.runIn(space, "", "ip", strings.Fields(args)...)
 	}
 
-	ctx, stop := context.WithCancel(c.t.Context())
-	r := &requests{stop: stop, done: make(chan error, 1), answered: map[string]int{}}
-	go func() { r.done <- ns.Do(space, func() error { return r.send(ctx) }) }()
-	return r
+	return kube.StartRequests(c.t.Context(), kube.RequestsConfig{
+		To: netip.AddrPortFrom(netip.MustParseAddr(serviceAddr), 80), Rate: requestRate,
+		In:  func(do func() error) error { return ns.Do(space, do) },
+		Ask: func(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) },
+		Read: func(n uint64, answer []byte) (string, error) {
+			if len(answer) < 8 || binary.BigEndian.Uint64(answer) != n {
+				return "", fmt.Errorf("an answer to something else: %x", answer)
+			}
+			return string(answer[8:]), nil
+		},
+	})
 }
 
 // runIn runs a command in a namespace.
@@ -85,78 +76,6 @@ func (c *cluster) runIn(space, stdin, name string, args ...string) {
 	if err != nil {
 		c.t.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}
-}
-
-func (r *requests) send(ctx context.Context) error {
-	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(serviceAddr), 80))
-	tick := time.NewTicker(time.Second / requestRate)
-	defer tick.Stop()
-	begin := time.Now()
-	n := 0
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		}
-		// A ticker leaves out what a slow reader is late for.
-		for due := int(time.Since(begin) * requestRate / time.Second); n < due; n++ {
-			conn, err := net.DialUDP("udp4", &net.UDPAddr{Port: firstPort + n%(lastPort-firstPort)}, to)
-			if err != nil {
-				return err
-			}
-			r.mu.Lock()
-			r.sent++
-			r.mu.Unlock()
-			number := uint64(n)
-			r.wait.Go(func() { r.ask(conn, number, begin) })
-		}
-	}
-}
-
-// ask sends one request and waits for its answer, which names the endpoint.
-func (r *requests) ask(conn *net.UDPConn, n uint64, begin time.Time) {
-	defer conn.Close()
-	at := time.Now()
-	from, err := func() (string, error) {
-		if err := conn.SetDeadline(at.Add(10 * time.Second)); err != nil {
-			return "", err
-		}
-		if _, err := conn.Write(binary.BigEndian.AppendUint64(nil, n)); err != nil {
-			return "", err
-		}
-		buf := make([]byte, 100)
-		l, err := conn.Read(buf)
-		if err == nil && (l < 8 || binary.BigEndian.Uint64(buf) != n) {
-			err = fmt.Errorf("an answer to something else: %x", buf[:l])
-		}
-		return string(buf[min(8, l):l]), err
-	}()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err != nil {
-		r.lost = append(r.lost, fmt.Sprintf("%d, %v after the first: %v", n, at.Sub(begin).Round(time.Millisecond), err))
-		return
-	}
-	r.answered[from]++
-}
-
-// answers waits until an endpoint has answered a hundred.
-func (r *requests) answers(t *testing.T, endpoint string) {
-	t.Helper()
-	await.True(t, endpoint+" answers requests", func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.answered[endpoint] >= 100
-	})
-}
-
-// end ends them and returns when all are answered or lost.
-func (r *requests) end() error {
-	r.stop()
-	err := <-r.done
-	r.wait.Wait()
-	return err
 }
 
 // serve answers requests in a pod, by its name, until the pod's process ends.
@@ -300,8 +219,13 @@ func TestRollingUpdate(t *testing.T) {
 	c.announced("all nodes have an endpoint", serviceAddr+"/32", hosts...)
 	c.shared("all have a share", hosts...)
 	r := c.startRequests()
+	// answers waits until an endpoint has answered a hundred.
+	answers := func(endpoint string) {
+		t.Helper()
+		await.True(t, endpoint+" answers requests", func() bool { return r.Answered(endpoint) >= 100 })
+	}
 	for _, node := range hosts {
-		r.answers(t, node+"/old-"+node)
+		answers(node + "/old-" + node)
 	}
 	for _, node := range hosts {
 		was, now := node+"/old-"+node, node+"/new-"+node
@@ -317,7 +241,7 @@ func TestRollingUpdate(t *testing.T) {
 		c.patchSlice(slice())
 		c.announced("the next one is there", serviceAddr+"/32", hosts...)
 		c.shared("it has its share", hosts...)
-		r.answers(t, now)
+		answers(now)
 	}
 
 	// Where the next one is ready before, nothing is about to go.
@@ -325,19 +249,20 @@ func TestRollingUpdate(t *testing.T) {
 	const was, now = "node1/new-node1", "node1/newer-node1"
 	start(now)
 	terminate(was)
-	r.answers(t, now)
+	answers(now)
 	stop(was)
 	c.patchSlice(slice())
 	c.announced("the node has the next one", serviceAddr+"/32", hosts...)
-	if err := r.end(); err != nil {
+	result, err := r.End()
+	if err != nil {
 		t.Fatal(err)
 	}
 	if _, n := log.last(); n > 0 {
 		t.Errorf("the switch's route changed %d times though the node always had an endpoint that was ready", n)
 	}
-	t.Logf("%d requests: %v", r.sent, r.answered)
-	if n := len(r.lost); n > 0 {
-		t.Errorf("%d of %d requests lost: %q", n, r.sent, r.lost[:min(n, 20)])
+	t.Log(result)
+	if len(result.Lost) > 0 {
+		t.Errorf("lost: %q", result.Lost[:min(len(result.Lost), 20)])
 	}
 	forbidden(t)
 }

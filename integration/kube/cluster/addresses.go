@@ -14,6 +14,7 @@ type family struct {
 
 	controlPlane netip.Addr // of the API server and of etcd, which is the router's
 	forwarding   string     // the router's setting
+	hashing      string     // likewise, of by what it shares traffic among several next hops
 	services     string     // the range of Services
 	dns          string     // the Service of DNS
 	pods         string     // of configs/kubernetes
@@ -23,11 +24,11 @@ type family struct {
 func familyOf(f dataplane.Family) family {
 	if f == dataplane.IPv6 {
 		return family{
-			f, netip.MustParseAddr("fd00:10:199::1"), "ipv6/conf/all/forwarding",
+			f, netip.MustParseAddr("fd00:10:199::1"), "ipv6/conf/all/forwarding", "ipv6/fib_multipath_hash_policy",
 			"fd00:10:96::/112", "fd00:10:96::a", "fd00:10:244::/48", 64,
 		}
 	}
-	return family{f, netip.MustParseAddr("10.199.0.1"), "ipv4/ip_forward", "10.96.0.0/16", "10.96.0.10", "192.168.0.0/16", 24}
+	return family{f, netip.MustParseAddr("10.199.0.1"), "ipv4/ip_forward", "ipv4/fib_multipath_hash_policy", "10.96.0.0/16", "10.96.0.10", "192.168.0.0/16", 24}
 }
 
 // bird is what BIRD calls the family.

@@ -15,7 +15,7 @@ import (
 
 // StartSwitch starts BIRD on the router as the nodes' top-of-rack switch, which learns
 // from all of them and puts what it learns into its kernel, and has all nodes peer with
-// it. Where pods' packets are in no tunnel it tells the nodes of one rack where those of
+// it. It shares traffic by flows, and leaves nodes that are about to go (RFC 8326). Where pods' packets are in no tunnel it tells the nodes of one rack where those of
 // others are. If it runs already nothing happens.
 func (c *Cluster) StartSwitch(ctx context.Context) error {
 	if c.switched {
@@ -29,13 +29,16 @@ func (c *Cluster) StartSwitch(ctx context.Context) error {
 	var conf, peers strings.Builder
 	fmt.Fprintf(&conf, "log stderr all;\nrouter id %s;\nprotocol device {}\n", familyOf(dataplane.IPv4).controlPlane)
 	for _, f := range c.families {
+		if err := os.WriteFile("/proc/sys/net/"+f.hashing, []byte("1"), 0o644); err != nil {
+			return err
+		}
 		export := "none"
 		if c.conf.Encapsulation == string(store.Direct) {
 			export = "where net ~ [ " + f.pods + "+ ]"
 		}
 		fmt.Fprintf(&conf, "protocol kernel { merge paths on; %s { import none; export where source = RTS_BGP; }; }\n", f.bird())
 		for _, n := range c.Nodes {
-			fmt.Fprintf(&conf, "protocol bgp %s_%s { local %s as %d; neighbor %s as %d; connect delay time 1; connect retry time 2; error wait time 1, 4; %[2]s { import all; export %[7]s; }; }\n",
+			fmt.Fprintf(&conf, "protocol bgp %s_%s { local %s as %d; neighbor %s as %d; connect delay time 1; connect retry time 2; error wait time 1, 4; %[2]s { import filter { if (65535, 0) ~ bgp_community then bgp_local_pref = 0; accept; }; export %[7]s; }; }\n",
 				n.Name, f.bird(), f.host(n.Rack, 1), switchAS, n.addr(f), nodeAS, export)
 		}
 		for rack := 1; rack <= c.racks(); rack++ {

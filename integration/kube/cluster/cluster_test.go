@@ -103,6 +103,27 @@ func TestDaemonSet(t *testing.T) {
 	refused(t, c)
 }
 
+// serviceRanges is what the cluster announces of Services.
+const serviceRanges = `
+apiVersion: projectcalico.org/v3
+kind: BGPConfiguration
+metadata: {name: default}
+spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
+`
+
+// switched returns the cluster with a switch that its nodes announce addresses of Services to.
+func switched(t *testing.T) *cluster.Cluster {
+	t.Helper()
+	c := world.Up(t)
+	if err := c.StartSwitch(await.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Apply(t.Context(), serviceRanges); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 const web = `
 apiVersion: apps/v1
 kind: DaemonSet
@@ -255,18 +276,7 @@ func probed(t *testing.T, c *cluster.Cluster, serviceIP string) {
 // announced to the switch by the nodes that have an endpoint, with the client's address
 // kept.
 func TestReach(t *testing.T) {
-	c := world.Up(t)
-	if err := c.StartSwitch(await.Context(t)); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Apply(t.Context(), `
-apiVersion: projectcalico.org/v3
-kind: BGPConfiguration
-metadata: {name: default}
-spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
-`); err != nil {
-		t.Fatal(err)
-	}
+	c := switched(t)
 	create(t, c, web)
 	apply(t, c, "", "patch", "service", "web", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"172.17.0.7"}]}}}`)
 	kubectl(t, c, "rollout", "status", "daemonset/web", "--timeout=90s")
