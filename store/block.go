@@ -84,6 +84,23 @@ func (b *Block) Allocated() int {
 	return n
 }
 
+// ReserveHandle returns the handle under which a node holds addresses for workloads to come.
+func ReserveHandle(node string) string { return "routerd-reserve-" + node }
+
+// HeldBy returns the ordinals that a handle holds, ascending.
+func (b *Block) HeldBy(handle string) []int {
+	if !slices.ContainsFunc(b.Attributes, func(a Attribute) bool { return a.HandleID != nil && *a.HandleID == handle }) {
+		return nil // most blocks know nothing of most handles
+	}
+	var out []int
+	for i := range b.Allocations {
+		if a := b.Attribute(i); a != nil && a.HandleID != nil && *a.HandleID == handle {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
 // Borrowed yields the addresses that are assigned to another node than the
 // holder, with that node, in ascending order. An address in its cool-down
 // belongs to nobody.

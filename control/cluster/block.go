@@ -24,6 +24,7 @@ type Block struct {
 
 	Size    int       // addresses
 	Used    int       // of them not free: those in their cool-down count
+	Held    int       // of those, how many its holder has ready for workloads to come
 	Claimed time.Time // when the holder got it; zero: not recorded
 	Cooling time.Time // the earliest release of an address in its cool-down; zero: there is none
 
@@ -65,7 +66,7 @@ func NewBlock(self string, obj store.Object) (*Block, bool) {
 func newBlock(self string, obj store.Object, b *store.Block) *Block {
 	out := &Block{
 		CIDR: obj.Key.CIDR(), Revision: obj.Revision, Holder: b.Holder(), Virtual: b.Virtual(),
-		Size: len(b.Allocations), Used: b.Allocated(),
+		Size: len(b.Allocations), Used: b.Allocated(), Held: len(b.HeldBy(store.ReserveHandle(b.Holder()))),
 	}
 	for addr, node := range b.Borrowed() {
 		out.Borrowed = append(out.Borrowed, Borrowed{addr, node})

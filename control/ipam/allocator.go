@@ -104,7 +104,7 @@ func New(cfg Config) *Allocator {
 // After each synchronisation, and when pools or the node change, it ends what
 // crashes left half done in this node's affinities and gives up empty blocks
 // of pools that do not select the node any more, or are gone. The last address
-// that leaves a block whose pool is gone takes the block with it.
+// that leaves such a block takes the block with it.
 func (a *Allocator) Run(ctx context.Context, steps *cluster.Follower) error {
 	work, cancel := context.WithCancel(ctx)
 	var worker sync.WaitGroup
@@ -140,7 +140,7 @@ func (a *Allocator) apply(st cluster.Step) {
 			a.cfg.Log.Warn("ignored what cannot be read", "key", ch.Key.String(), "error", err)
 		}
 		tidy = tidy || ch.Key.Kind == store.KindIPPool || ch.Key.Kind == store.KindNode && ch.Key.Name == a.cfg.Node ||
-			ch.Key.Kind == store.KindIPAMBlock && a.state.orphan(ch.Key.CIDR())
+			ch.Key.Kind == store.KindIPAMBlock && a.state.empties(ch.Key.CIDR())
 	}
 	var blocks []netip.Prefix
 	if tidy {

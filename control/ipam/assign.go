@@ -91,7 +91,7 @@ func (d *draft) heldBefore(r *Request, pools []*pool) ([]Assignment, error) {
 	// Nearly always the handle is new. Then nothing is read: the transaction's
 	// condition finds out if it was not so.
 	known := slices.ContainsFunc(d.s.own, func(b *blockInfo) bool {
-		return len(heldBy(b.Value(), r.Handle)) > 0
+		return len(b.Value().HeldBy(r.Handle)) > 0
 	})
 	hd, err := d.readHandle(r.Handle, known)
 	if err != nil {
@@ -141,7 +141,7 @@ func (d *draft) holdings(id string, hd *handleDraft) ([]Assignment, error) {
 		if bd.block.Block == nil {
 			continue
 		}
-		for _, o := range heldBy(bd.block.Block, id) {
+		for _, o := range bd.block.Block.HeldBy(id) {
 			out = append(out, d.assignment(bd.block, o, id))
 		}
 	}
@@ -165,7 +165,7 @@ func (d *draft) blocksOf(id string, hd *handleDraft) []netip.Prefix {
 		}
 	}
 	for _, b := range d.s.own {
-		if len(heldBy(b.Value(), id)) > 0 {
+		if len(b.Value().HeldBy(id)) > 0 {
 			out = append(out, b.CIDR)
 		}
 	}
@@ -199,10 +199,10 @@ func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
 			return nil, err
 		}
 		own := ReserveHandle(d.s.node)
-		before := len(heldBy(p.bd.block.Block, own))
+		before := len(p.bd.block.Block.HeldBy(own))
 		p.bd.block.assign(p.ordinals, r.attribute(d.s.node))
 		p.bd.block.compact() // what an address in its cool-down had may be left
-		if r.Handle != own && len(heldBy(p.bd.block.Block, own)) < before {
+		if r.Handle != own && len(p.bd.block.Block.HeldBy(own)) < before {
 			// One that was named, and that this node held ready for anybody.
 			old, err := d.readHandle(own, true)
 			if err != nil {

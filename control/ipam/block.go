@@ -97,27 +97,6 @@ func queueOf(b *store.Block) []int {
 	return out
 }
 
-// heldBy returns the ordinals that a handle holds, ascending.
-func heldBy(b *store.Block, handle string) []int {
-	known := false // most blocks know nothing of most handles
-	for i := range b.Attributes {
-		if h := b.Attributes[i].HandleID; h != nil && *h == handle {
-			known = true
-			break
-		}
-	}
-	if !known {
-		return nil
-	}
-	var out []int
-	for i := range b.Allocations {
-		if a := b.Attribute(i); a != nil && a.HandleID != nil && *a.HandleID == handle {
-			out = append(out, i)
-		}
-	}
-	return out
-}
-
 // empty reports whether nothing is allocated, not even cooling down.
 func (b block) empty() bool { return len(b.Unallocated) == len(b.Allocations) }
 

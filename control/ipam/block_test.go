@@ -78,7 +78,7 @@ func TestBlockCooldown(t *testing.T) {
 	}
 	mustDiff(t, "attributes", `[{"handle_id":"h","secondary":{"node":"node-a"}},{"releasedAt":"2026-01-02T03:04:05Z"}]`, string(js))
 	mustDiff(t, "free while cooling", []int{3}, b.peek(4, nil, nobody))
-	mustDiff(t, "held by h", []int{1}, heldBy(b.Block, "h"))
+	mustDiff(t, "held by h", []int{1}, b.Block.HeldBy("h"))
 	if b.collect(t0.Add(58*time.Second), time.Minute) {
 		t.Error("collected before its time")
 	}
@@ -180,7 +180,7 @@ func TestBlockAlgebra(t *testing.T) {
 			},
 			"release": func(t *rapid.T) {
 				handle := fmt.Sprintf("h%d", rapid.IntRange(0, 3).Draw(t, "handle"))
-				got := heldBy(b.Block, handle)
+				got := b.Block.HeldBy(handle)
 				b.release(got, now, cooldown)
 				for _, o := range got {
 					if held[o] != handle {

@@ -239,7 +239,7 @@ func (d *draft) checkHandle(id string, hd *handleDraft) {
 // count sets how many addresses of a block a handle holds, from the block
 // itself: so counts that a crash or another program left wrong come right.
 func (d *draft) count(id string, hd *handleDraft, b block) {
-	d.setCount(id, hd, b.cidr.String(), len(heldBy(b.Block, id)))
+	d.setCount(id, hd, b.cidr.String(), len(b.Block.HeldBy(id)))
 }
 
 func (hd *handleDraft) has(cidr string) bool {

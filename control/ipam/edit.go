@@ -115,7 +115,7 @@ func EditBlock(obj store.Object, free func(Allocation) bool, disown bool, now ti
 		if e.Left == nil {
 			e.Left = map[string]int{}
 		}
-		e.Left[a.Handle] = len(heldBy(b.Block, a.Handle))
+		e.Left[a.Handle] = len(b.Block.HeldBy(a.Handle))
 	}
 	node, virtual := b.Block.Holder(), b.Block.Virtual()
 	if disown && node != "" {

@@ -135,7 +135,7 @@ func (d *draft) room(p *pool, handle string) (held, free int, err error) {
 		if bd.block.Block == nil {
 			continue
 		}
-		for _, o := range heldBy(bd.block.Block, handle) {
+		for _, o := range bd.block.Block.HeldBy(handle) {
 			if a := addrAt(info.CIDR, o); d.s.reserve.claims[a] == "" && !d.s.coolingDown(a, d.now) && !containsAddr(d.s.reserved, a) {
 				held++
 			}
@@ -193,7 +193,7 @@ func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
 			continue
 		}
 		var back []int
-		for _, o := range heldBy(bd.block.Block, own) {
+		for _, o := range bd.block.Block.HeldBy(own) {
 			switch a := addrAt(info.CIDR, o); {
 			case d.s.reserve.claims[a] != "" || d.s.coolingDown(a, d.now):
 			case containsAddr(d.s.reserved, a):
@@ -245,7 +245,7 @@ func (s *state) fills(now time.Time) []*fillStep {
 		}
 		switch {
 		case s.leaves(p), !r.fenced && (target > 0 || s.holdsReserve(p)), target == 0 && have > 0, have > 2*target, s.setAside(p, now),
-			target > 0 && have < (target*3+3)/4 && !(r.dry[p.name] && have == 0 && s.full(p)):
+			target > 0 && have < enoughOf(target) && !(r.dry[p.name] && have == 0 && s.full(p)):
 			do(p.name, target)
 		}
 	}
@@ -258,6 +258,9 @@ func (s *state) fills(now time.Time) []*fillStep {
 	maps.DeleteFunc(r.dry, func(name string, _ bool) bool { return !seen[name] })
 	return out
 }
+
+// enoughOf is how many addresses of a target are so many that no more are fetched yet.
+func enoughOf(target int) int { return (target*3 + 3) / 4 }
 
 // leaves reports whether it is not known what became of a transaction that gives
 // addresses of a pool back. While one is under way the pool is being filled.

@@ -37,7 +37,7 @@ func (st *handleStep) plan(d *draft) error {
 	}
 	for _, cidr := range d.blocksOf(st.handle, hd) {
 		if ordinals := perBlock[cidr]; len(ordinals) > 0 {
-			left := len(heldBy(d.blocks[cidr].block.Block, st.handle)) - len(ordinals)
+			left := len(d.blocks[cidr].block.Block.HeldBy(st.handle)) - len(ordinals)
 			d.release(d.blocks[cidr], ordinals)
 			if part && hd.has(cidr.String()) {
 				d.setCount(st.handle, hd, cidr.String(), left)
@@ -153,7 +153,7 @@ func (st *claimsStep) plan(d *draft) error {
 		st.released = append(st.released, addrAt(f.bd.block.cidr, f.ordinal))
 		left := 0
 		if f.handle != "" {
-			left = len(heldBy(f.bd.block.Block, f.handle)) - 1
+			left = len(f.bd.block.Block.HeldBy(f.handle)) - 1
 		}
 		d.release(f.bd, []int{f.ordinal})
 		if f.hd != nil && f.hd.has(f.bd.block.cidr.String()) {

@@ -17,15 +17,12 @@ import (
 // that durable, and [Allocator.Confirm] writes it later, many in one
 // transaction. Other programs see assigned addresses and leave them alone.
 
-// reserveHandlePrefix begins the handle of a node's reserve.
-const reserveHandlePrefix = "routerd-reserve-"
-
 // AttrTypeReserve is the [AttrType] of a node's reserve.
 const AttrTypeReserve = "routerdReserve"
 
 // ReserveHandle returns the handle under which a node holds addresses for
 // workloads to come.
-func ReserveHandle(node string) string { return reserveHandlePrefix + node }
+func ReserveHandle(node string) string { return store.ReserveHandle(node) }
 
 // ReserveConfig bounds a node's reserve. It is held for each pool from which a
 // workload that asks for none in particular would get an address, one of each
@@ -279,7 +276,7 @@ func (s *state) holds(handle string) bool {
 		return true
 	}
 	return slices.ContainsFunc(s.own, func(b *blockInfo) bool {
-		return len(heldBy(b.Value(), handle)) > 0
+		return len(b.Value().HeldBy(handle)) > 0
 	})
 }
 

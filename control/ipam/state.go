@@ -259,7 +259,7 @@ func (s *state) readBlock(cidr netip.Prefix, rev store.Revision, b *cluster.Bloc
 	}
 	info := &blockInfo{Block: b}
 	if v := b.Value(); v != nil {
-		info.ready = heldBy(v, ReserveHandle(s.node))
+		info.ready = v.HeldBy(ReserveHandle(s.node))
 	}
 	return info
 }
@@ -370,8 +370,8 @@ func (s *state) cooldown() time.Duration {
 	return s.config.Cooldown()
 }
 
-// orphan reports whether a block is this node's, empty, and of no pool.
-func (s *state) orphan(cidr netip.Prefix) bool {
+// empties reports whether a block is this node's, empty, and one to be given up.
+func (s *state) empties(cidr netip.Prefix) bool {
 	b := s.blocks[cidr]
-	return b != nil && b.Object != nil && b.Used == 0 && s.poolOf(cidr) == nil && s.orphaned()
+	return b != nil && b.Object != nil && b.Used == 0 && s.unwanted(cidr)
 }

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -133,26 +132,6 @@ func (a *Allocator) stillCarries(kind TunnelKind, o Assignment) bool {
 func (s *state) stillCarries(kind TunnelKind, block netip.Prefix) bool {
 	p := s.poolOf(block)
 	return p != nil && kind.carries(p.encap) && p.nodes.Matches(s.labels)
-}
-
-// Foresee says what [Allocator.EnsureTunnel] makes of the address of a node's tunnel when the
-// pools, or the node's labels, are others: whether it is kept, and if not, the pool that
-// a new one is taken from; empty: the tunnel has none then. have is invalid where there is none
-// yet. That pools may be full is not looked at.
-func (k TunnelKind) Foresee(have netip.Addr, labels map[string]string, pools []*cluster.Pool) (keep bool, from string) {
-	s := newState("")
-	s.labels = labels
-	for _, p := range pools {
-		s.pools[p.Name] = poolFrom(p.Name, p)
-	}
-	usable, err := s.selectPools(&Request{Family: k.family(), Use: Tunnel, tunnel: &k})
-	switch {
-	case have.IsValid() && slices.ContainsFunc(usable, func(p *pool) bool { return p.cidr.Contains(have) }):
-		return true, ""
-	case err == nil:
-		return false, usable[0].name
-	}
-	return have.IsValid() && s.stillCarries(k, netip.PrefixFrom(have, have.BitLen())), ""
 }
 
 // ReleaseTunnel releases the addresses of this node's tunnel of a kind other

@@ -108,8 +108,8 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 	}
 	changes := s.decoded(events)
 	out := &apiv1.HostPlan{Node: s.cfg.Node}
-	f := foreseeing{self: s.cfg.Node, kind: s.cfg.TunnelKind, invented: map[netip.Addr]string{}}
-	ahead := vrouter.Ahead{Changes: changes, Node: f.node, Learned: s.stillLearned(events)}
+	f := foreseeing{self: s.cfg.Node, ipam: s.cfg.IPAM, kind: s.cfg.TunnelKind, invented: map[netip.Addr]string{}}
+	ahead := vrouter.Ahead{Changes: changes, Hosts: f.hosts, Learned: s.stillLearned(events)}
 	foreseen, err := s.cfg.Core.Plan(ctx, ahead)
 	if err != nil {
 		out.Unknown = append(out.Unknown, fmt.Sprintf("the kernel's routes and devices: %v", err))
@@ -214,18 +214,38 @@ func (s *Server) addressesIn(changes []*cluster.Change) []*apiv1.PlannedAddresse
 	return out
 }
 
-// foreseeing says which addresses nodes' tunnels will have. An address that a node is yet to
+// foreseeing says which addresses nodes' tunnels will have, and which blocks nodes hold. An address that a node is yet to
 // take is not known: another stands for it, which is of no network (RFC 1112, section 4; RFC 6666).
 type foreseeing struct {
 	self     string
+	ipam     *ipam.Allocator
 	kind     func(node.Tunnel) ipam.TunnelKind
 	invented map[netip.Addr]string // what each is, for people
 	said     []string              // of this host
 }
 
-// node implements [vrouter.Ahead].
-func (f *foreseeing) node(n *cluster.Node, pools []*cluster.Pool) *cluster.Node {
-	needed := node.Needed(slices.Values(pools))
+// hosts implements [vrouter.Ahead].
+func (f *foreseeing) hosts(pools []*cluster.Pool) func(*cluster.Node) (*cluster.Node, []*cluster.Block) {
+	needed, foresight := node.Needed(slices.Values(pools)), f.ipam.Foresight(pools)
+	return func(n *cluster.Node) (*cluster.Node, []*cluster.Block) {
+		foresight.Node(n)
+		out := f.node(n, needed, foresight)
+		blocks := foresight.Blocks()
+		for _, b := range blocks {
+			switch {
+			case n.Name != f.self:
+			case b.Holder == "":
+				f.said = append(f.said, fmt.Sprintf("gives up block %s, which is empty then", b.CIDR))
+			default:
+				f.said = append(f.said, fmt.Sprintf("takes block %s", b.CIDR))
+			}
+		}
+		return out, blocks
+	}
+}
+
+// node says what becomes of a node's tunnels.
+func (f *foreseeing) node(n *cluster.Node, needed map[node.Tunnel]bool, foresight *ipam.Foresight) *cluster.Node {
 	out := *n
 	for _, t := range node.AllTunnels() {
 		kind, addrs, family := f.kind(t), &out.IPIPAddr, dataplane.IPv4
@@ -238,12 +258,15 @@ func (f *foreseeing) node(n *cluster.Node, pools []*cluster.Pool) *cluster.Node 
 		have := addrs.Of(family)
 		keep, from := false, ""
 		if needed[t] {
-			keep, from = kind.Foresee(have, n.Labels, pools)
+			keep, from = foresight.Tunnel(kind, have)
 			// A tunnel that a pool wants, and through which packets travel, keeps the address that it has.
 			keep = keep || from == "" && have.IsValid()
 		}
 		if keep {
 			continue
+		}
+		if have.IsValid() {
+			foresight.Release(have)
 		}
 		var will netip.Addr
 		if from != "" {
@@ -269,7 +292,7 @@ func (f *foreseeing) invent(name string, family dataplane.Family) netip.Addr {
 
 func (f *foreseeing) say(kind ipam.TunnelKind, have netip.Addr, from string) {
 	if from != "" {
-		f.said = append(f.said, fmt.Sprintf("takes an address of pool %s for its %s, and a block of the pool if it has no room in one", from, kind))
+		f.said = append(f.said, fmt.Sprintf("takes an address of pool %s for its %s", from, kind))
 	}
 	if have.IsValid() {
 		f.said = append(f.said, fmt.Sprintf("gives back %s of its %s", have, kind))

@@ -35,9 +35,9 @@ type Ahead struct {
 	Changes []*cluster.Change
 	// Learned says which of BGP's paths are left; nil: all.
 	Learned func(rib.Path) bool
-	// Node says what its host makes of a node, by the pools that there are then; nil:
-	// nothing.
-	Node func(n *cluster.Node, pools []*cluster.Pool) *cluster.Node
+	// Hosts begins what hosts make of nodes, and of the blocks that they hold, by the pools that there are then. It
+	// is asked for each node, in the order of their names; a block without a holder is given up. Nil: nothing.
+	Hosts func(pools []*cluster.Pool) func(*cluster.Node) (*cluster.Node, []*cluster.Block)
 }
 
 // Plan says what a change of the cluster would do to what the core wants the kernel to
@@ -154,13 +154,7 @@ func (t *table) foresee(a Ahead, paths rib.Update) {
 			t.setNode(n.Name, n)
 		}
 	}
-	pools := slices.SortedFunc(maps.Values(t.pools.ByName), func(a, b *cluster.Pool) int { return strings.Compare(a.Name, b.Name) })
-	for name, n := range maps.Clone(t.nodes.ByName) {
-		if a.Node != nil {
-			n = a.Node(n, pools)
-		}
-		t.setNode(name, following(n))
-	}
+	paths.Put = t.followHosts(a, paths.Put)
 	if a.Learned != nil {
 		var gone []netip.Prefix
 		for _, p := range paths.Put {
@@ -171,6 +165,67 @@ func (t *table) foresee(a Ahead, paths rib.Update) {
 		t.rib.SetPaths(rib.Update{Del: gone})
 	}
 	t.settle()
+}
+
+// followHosts has nodes and blocks be what their hosts make of them. It returns BGP's paths with those to blocks that come.
+func (t *table) followHosts(a Ahead, paths []rib.Path) []rib.Path {
+	host := func(n *cluster.Node) (*cluster.Node, []*cluster.Block) { return n, nil }
+	if a.Hosts != nil {
+		host = a.Hosts(slices.SortedFunc(maps.Values(t.pools.ByName), func(a, b *cluster.Pool) int { return strings.Compare(a.Name, b.Name) }))
+	}
+	known := t.announcedBlocks(paths)
+	for _, name := range slices.Sorted(maps.Keys(t.nodes.ByName)) {
+		n, blocks := host(t.nodes.ByName[name])
+		heard := t.heard(known, blocks)
+		t.rib.SetPaths(heard)
+		paths = append(slices.Clip(paths), heard.Put...)
+		for _, b := range blocks {
+			if b.Holder == "" {
+				t.setBlock(b.CIDR, nil)
+				continue
+			}
+			t.setBlock(b.CIDR, b)
+		}
+		t.setNode(name, following(n))
+	}
+	return paths
+}
+
+// via is from whom a node's blocks of a family are known by BGP.
+type via struct {
+	node   string
+	family dataplane.Family
+}
+
+// announcedBlocks says how BGP tells of the blocks of nodes.
+func (t *table) announcedBlocks(paths []rib.Path) map[via]rib.Path {
+	out := map[via]rib.Path{}
+	for _, p := range paths {
+		is, ok := t.blocks.Origin(p.Prefix)
+		key := via{is.Node, dataplane.FamilyOf(p.Prefix.Addr())}
+		if first, has := out[key]; ok && !is.Borrowed && (!has || p.Prefix.Compare(first.Prefix) < 0) {
+			out[key] = p
+		}
+	}
+	return out
+}
+
+// heard is what BGP tells of a node's blocks that come, as it tells of others of the node, and of those that it gives up.
+// What filters make of a single prefix is not looked at.
+func (t *table) heard(known map[via]rib.Path, blocks []*cluster.Block) rib.Update {
+	var u rib.Update
+	for _, b := range blocks {
+		if b.Holder == "" {
+			u.Del = append(u.Del, b.CIDR)
+			continue
+		}
+		p, ok := known[via{b.Holder, dataplane.FamilyOf(b.CIDR.Addr())}]
+		pool, _ := t.pools.Of(b.CIDR)
+		if of := t.pools.ByName[pool]; ok && (of == nil || !of.Hidden) {
+			u.Put = append(u.Put, rib.Path{Prefix: b.CIDR, Announced: p.Announced})
+		}
+	}
+	return u
 }
 
 // shown is objects as people read them. Next hops are shown with their routes.

@@ -33,7 +33,7 @@ func TestPlanned(t *testing.T) {
 		t.Fatal(err)
 	}
 	poll(t, "node3 is gone", func() string {
-		text := routerctl(t, p.Lab, "node2", poolManifest("planned", "10.77.0.0/24", "vxlanMode: Always"), "plan", "-f", "-")
+		text := routerctl(t, p.Lab, "node2", poolManifest("unseen", "10.78.0.0/24", "vxlanMode: Always"), "plan", "-f", "-")
 		if !strings.Contains(text, "\n  node3\n    not known: its daemon is not there") {
 			return text
 		}
@@ -87,6 +87,18 @@ func (p *planned) changes(t *testing.T, n int) {
 		p.change(t, fmt.Sprintf("change %d, seed %d: %s", i, *planSeed, what), manifest)
 		t.Logf("change %d came as planned: %s", i, what)
 	}
+	p.nothingLate(t, "at the end")
+}
+
+// nothingLate fails the test where something changed after a plan had come true.
+func (p *planned) nothingLate(t *testing.T, what string) {
+	t.Helper()
+	for _, h := range p.Hosts() {
+		if late := changed(p.last[h], p.now(t, h)); len(late) > 0 {
+			t.Fatalf("%s, %s: something changed late: %q", what, h, late)
+		}
+	}
+	p.noLateSession(t, what)
 }
 
 // choose chooses a change.
@@ -95,7 +107,7 @@ func (p *planned) choose(t *testing.T) (what, manifest string) {
 	resource := func(kind, name, spec string) string {
 		return fmt.Sprintf("apiVersion: projectcalico.org/v3\nkind: %s\nmetadata: {name: %s}\nspec: {%s}\n", kind, name, spec)
 	}
-	switch p.rand.IntN(11) {
+	switch p.rand.IntN(12) {
 	case 0, 1, 2:
 		name, pool := defaultPool, p.Topology().Pool
 		if p6 := p.Topology().Pool6; p6 != nil && p.rand.IntN(2) == 0 {
@@ -125,6 +137,10 @@ func (p *planned) choose(t *testing.T) (what, manifest string) {
 		return "a pod's label planned=" + value, p.changed(t, func(r map[string]any) { setLabel(r, "planned", value) }, "get", "workloadendpoints", "-A", "-o", "json")
 	case 9:
 		return "a set", resource("GlobalNetworkSet", "planned", "nets: ["+pick("10.8.0.1", "10.8.0.2", "10.8.0.1, 10.8.0.2")+"]")
+	case 10:
+		spec := fmt.Sprintf("cidr: 10.77.0.0/24, blockSize: 28, ipipMode: Never, vxlanMode: %s, natOutgoing: %s, nodeSelector: %q, disabled: %s",
+			pick("Never", "Always", "CrossSubnet"), pick("false", "true"), pick("all()", "planned == 'yes'"), pick("false", "false", "true"))
+		return "another pool: " + spec, resource("IPPool", "planned", spec)
 	}
 	spec := fmt.Sprintf("selector: %q, order: %s, types: [Ingress, Egress], egress: [{action: Allow}], ingress: [{action: Allow, source: {selector: %q}}, {action: %s}]",
 		pick("all()", "has(nothing)"), pick("10", "20"), pick("all()", "planned == 'yes'"), pick("Allow", "Deny"))
@@ -218,12 +234,7 @@ func (p *planned) wait(t *testing.T) {
 // change plans a change, makes it, and compares.
 func (p *planned) change(t *testing.T, what, manifest string) {
 	t.Helper()
-	for _, h := range p.Hosts() {
-		if late := changed(p.last[h], p.now(t, h)); len(late) > 0 {
-			t.Fatalf("before %s, %s: something changed late: %q", what, h, late)
-		}
-	}
-	p.noLateSession(t, what)
+	p.nothingLate(t, "before "+what)
 	rules := map[string]map[string]string{}
 	for _, h := range p.Hosts() {
 		rules[h] = plannedRules(t, p.Lab, h)
