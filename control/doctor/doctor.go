@@ -64,6 +64,7 @@ type Facts struct {
 	Paths   []*apiv1.Path
 	Echoes  []Echo
 	Claims  []Claim
+	Barred  []Barred
 	Silent  map[netip.Addr]string // BGP peers' addresses for which nobody answers, neither this host's kernel nor the doctor, by the device
 	Pods    []Pod
 	Failed  []*apiv1.ObjectStatus // objects that the kernel does not take
@@ -135,6 +136,15 @@ type Claim struct {
 	MACs   []dataplane.MAC // of the machines; of this host's own addresses the others only
 }
 
+// Barred is a host, or another BGP peer, whose packets come in by a device that drops them because their answers leave by another.
+type Barred struct {
+	Node    string
+	Addr    netip.Addr // of it on the underlay
+	Device  string
+	Setting string     // by which the device is strict, below /proc/sys
+	Back    survey.Hop // the way back
+}
+
 // Pod is a workload of this host that is not as it was attached.
 type Pod struct {
 	Name, Device string
@@ -156,7 +166,7 @@ type check func(Facts) []Finding
 // among findings of one severity the first is to name the cause.
 func checks() []check {
 	return []check{
-		calico, conditions, uplinks, missing, disks, claims, felix, foreignRoutes, foreignRules, pods, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU,
+		calico, conditions, uplinks, missing, disks, claims, felix, foreignRoutes, foreignRules, pods, fixedNeighbours, chains, conntrack, neighbourTables, pathMTU, barred,
 		sessions, pools, hidden, lost, echoes, ways, objects, clocks,
 	}
 }

@@ -232,15 +232,45 @@ func ways(f Facts) []Finding {
 			d.What = fmt.Sprintf("packets from %s to %s (%s) leave %s and not by %s", w.Packet.From, w.Packet.To, w.Node, w.Hop, want)
 			d.Cause = "a route or a rule of another program comes before routerd's"
 		case errors.Is(w.Err, survey.ErrSource):
-			d.Field, d.Cause = fmt.Sprintf("net.ipv4.conf.%s.rp_filter", w.Packet.In), w.Err.Error()
-			d.Cure = fmt.Sprintf("sysctl -w net.ipv4.conf.%s.rp_filter=2", w.Packet.In)
+			d.Field, d.Cause = conf(w.Packet.In, "rp_filter"), w.Err.Error()
+			d.Cure = "sysctl -w " + d.Field + "=2"
 		case errors.Is(w.Err, survey.ErrNotForwarded) && fam == dataplane.IPv4 && w.Packet.In != "":
-			d.Field, d.Cause = fmt.Sprintf("net.ipv4.conf.%s.forwarding", w.Packet.In), w.Err.Error()
-			d.Cure = fmt.Sprintf("sysctl -w net.ipv4.conf.%s.forwarding=1", w.Packet.In)
+			d.Field, d.Cause = conf(w.Packet.In, "forwarding"), w.Err.Error()
+			d.Cure = "sysctl -w " + d.Field + "=1"
 		default:
 			d.Cause = w.Err.Error()
 		}
 		out = append(out, d)
+	}
+	return out
+}
+
+// conf is a device's IPv4 setting as sysctl(8) takes it: a dot in the device's name is a slash there.
+func conf(device, name string) string {
+	return "net.ipv4.conf." + strings.ReplaceAll(device, ".", "/") + "." + name
+}
+
+// barred finds devices that drop what other hosts send here, each once.
+func barred(f Facts) []Finding {
+	var out []Finding
+	of := map[string][]string{} // whose packets, by the device
+	for _, b := range f.Barred {
+		of[b.Device] = append(of[b.Device], fmt.Sprintf("%s (%s)", b.Node, b.Addr))
+	}
+	for _, b := range f.Barred {
+		who := of[b.Device]
+		if who == nil {
+			continue // it is said
+		}
+		delete(of, b.Device)
+		_, name, _ := strings.Cut(b.Setting, "net/ipv4/conf/")
+		name, _, _ = strings.Cut(name, "/")
+		out = append(out, Finding{
+			Severity: Critical, Check: "rp-filter", Device: b.Device, Object: b.Addr.String(), Field: conf(name, "rp_filter"),
+			What:  fmt.Sprintf("packets of %s come in by %s, which drops them: the way back is %s, and %s is strict about that (rp_filter)", strings.Join(who, ", "), b.Device, b.Back, b.Device),
+			Cause: fmt.Sprintf("%s is 1 (RFC 3704), and routers send packets for this host to %s", conf(name, "rp_filter"), b.Device),
+			Cure:  fmt.Sprintf("sysctl -w %s=2 # or have the routers send to %s", conf(b.Device, "rp_filter"), b.Back.Device),
+		})
 	}
 	return out
 }

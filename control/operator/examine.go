@@ -161,9 +161,13 @@ func (e *examination) paths(ctx context.Context) error {
 func (e *examination) echoes(ctx context.Context) error {
 	list, err := e.s.Echoes(ctx)
 	if err != nil {
-		return err
+		return errors.Join(err, e.barred(ctx, nil))
 	}
-	heard := e.s.heardBy(ctx, list)
+	var heard []doctor.Known
+	var asking sync.WaitGroup
+	asking.Go(func() { heard = e.s.heardBy(ctx, list) })
+	err = e.barred(ctx, list)
+	asking.Wait()
 	var out []doctor.Echo
 	for i, x := range list {
 		if x.Refused || x.Err != nil {
@@ -174,7 +178,7 @@ func (e *examination) echoes(ctx context.Context) error {
 		})
 	}
 	e.set(func() { e.facts.Echoes = out })
-	return nil
+	return err
 }
 
 // ways asks the kernel where it sends packets to and from each other host's blocks. It

@@ -437,6 +437,7 @@ func (l *look) narrow(out, in []doctor.Way) {
 	f.Nodes = l.peers
 	f.Paths = slices.DeleteFunc(slices.Clone(f.Paths), func(p *apiv1.Path) bool { return p.GetNode() != peer })
 	f.Echoes = slices.DeleteFunc(slices.Clone(f.Echoes), func(e doctor.Echo) bool { return e.Node != peer || !slices.Contains(l.link, e.Device) })
+	f.Barred = slices.DeleteFunc(slices.Clone(f.Barred), func(b doctor.Barred) bool { return b.Node != peer })
 	failed := f.Failed
 	f.Failed, f.Foreign = nil, nil
 	l.facts.Out, l.facts.In = f, f

@@ -361,7 +361,7 @@ func (f Facts) arrive(l *leg) {
 		l.add(stepSource, t.By, own)
 	}
 	f.filter(l)
-	l.add(stepKernel, ways(f.In.Ways), nil, "foreign-route", "foreign-rule", "way")
+	l.add(stepKernel, ways(f.In.Ways), nil, "foreign-route", "foreign-rule", "rp-filter", "way")
 }
 
 // ways says where the kernel sends packets.

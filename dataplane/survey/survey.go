@@ -78,6 +78,20 @@ func number(sysctls, name string) int {
 	return n
 }
 
+// Strict returns the setting by which a device drops IPv4 packets whose answer would leave by another one (RFC 3704, section 2.2);
+// empty: it does not. The kernel goes by the larger of the device's own value and that of all devices.
+func Strict(sysctls, device string) (setting string) {
+	const strict = 1
+	own, all := "net/ipv4/conf/"+device+"/rp_filter", "net/ipv4/conf/all/rp_filter"
+	switch n := number(sysctls, own); {
+	case max(n, number(sysctls, all)) != strict:
+		return ""
+	case n == strict:
+		return own
+	}
+	return all
+}
+
 // tries is how often a listing begins anew that changes interrupt.
 const tries = 5
 

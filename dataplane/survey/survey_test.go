@@ -138,6 +138,27 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// TestStrict: the setting that makes a device strict is named, whether its own or that of all.
+func TestStrict(t *testing.T) {
+	for _, tt := range []struct{ all, own, want string }{
+		{"0", "0", ""},
+		{"0", "1", "net/ipv4/conf/a0.7/rp_filter"},
+		{"1", "1", "net/ipv4/conf/a0.7/rp_filter"},
+		{"1", "0", "net/ipv4/conf/all/rp_filter"},
+		{"1", "2", ""},
+		{"2", "1", ""},
+	} {
+		enter(t)
+		run(t, "ip link set b0 name a0.7", "sysctl -qw net/ipv4/conf/all/rp_filter="+tt.all+" net/ipv4/conf/a0.7/rp_filter="+tt.own)
+		if got := Strict("/proc/thread-self/root/proc/sys", "a0.7"); got != tt.want {
+			t.Errorf("all %s, own %s: %q, want %q", tt.all, tt.own, got, tt.want)
+		}
+	}
+	if got := Strict("/proc/thread-self/root/proc/sys", "none0"); got != "" {
+		t.Errorf("a device that is not there is strict: %q", got)
+	}
+}
+
 // TestClaims: whoever answers for an address is found, and the one who asks leaves no
 // trace.
 func TestClaims(t *testing.T) {

@@ -36,10 +36,10 @@ type breakage struct {
 	broken, fix func(*testing.T, *lab.Lab)
 	check       string   // that finds it; empty: no doctor does
 	says        []string // of the first line
-	// trace is the check that a trace from node1's pod to that of a host, or to what
-	// is named, ends at; empty: none is asked for.
-	trace, to string
-	probe     bool // the trace sends a packet
+	// trace is the check that a trace ends at, from node1's pod or what is named to
+	// node3's or what is named; empty: none is asked for.
+	trace, from, to string
+	probe           bool // the trace sends a packet
 }
 
 // sh breaks or mends by commands, each "WHERE: COMMAND".
@@ -127,21 +127,21 @@ func answerOf(c *exec.Cmd) answer {
 	return answer{first: strings.Join(strings.Fields(first), " "), all: string(out), code: c.ProcessState.ExitCode()}
 }
 
-// traced runs routerctl trace on a host, from node1's pod to another place.
-func traced(ctx context.Context, t *testing.T, l *lab.Lab, host, to string, probe bool) answer {
+// traced runs routerctl trace on a host.
+func traced(ctx context.Context, t *testing.T, l *lab.Lab, host, from, to string, probe bool) answer {
 	t.Helper()
-	c := exec.CommandContext(ctx, filepath.Join(bring.BinDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "trace", "--from", addr(t, l, "node1/pod1"), "--to", addr(t, l, to), fmt.Sprintf("--probe=%t", probe))
+	c := exec.CommandContext(ctx, filepath.Join(bring.BinDir(), "routerctl"), "--socket", lab.Socket(l.Name(), host), "trace", "--from", addr(t, l, from), "--to", addr(t, l, to), fmt.Sprintf("--probe=%t", probe))
 	return answerOf(c)
 }
 
 // tracedAs waits until a trace's first line begins with some words and has others, and returns how long it took.
 func tracedAs(t *testing.T, l *lab.Lab, b breakage, host string) time.Duration {
 	t.Helper()
-	to := cmp.Or(b.to, "node3/pod1")
+	from, to := cmp.Or(b.from, "node1/pod1"), cmp.Or(b.to, "node3/pod1")
 	start := time.Now()
 	ctx := t.Context()
 	await.Until(t, "trace to "+to, func() error {
-		a := traced(ctx, t, l, host, to, b.probe)
+		a := traced(ctx, t, l, host, from, to, b.probe)
 		f := strings.Fields(a.first)
 		if b.trace == "" {
 			if a.err != nil || a.code != 0 || f[0] != "whole" || b.probe && !strings.Contains(a.all, "probe: it arrived, and its answer came back") {
@@ -270,9 +270,14 @@ func TestTunnels(t *testing.T) {
 	fw := func(host string) string { return host + ": nft add table ip fw; nft add chain ip fw c " }
 	breakAll(t, l, []breakage{
 		{
-			name: "a policy denies what comes in", trace: "policy",
-			broken: ctl("{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: closed}, spec: {selector: all(), types: [Ingress], ingress: [{action: Deny, protocol: ICMP}, {action: Allow}]}}", "apply", "-f", "-"),
-			fix:    ctl("", "delete", "globalnetworkpolicy", "closed"),
+			name: "a policy denies one direction, at the other end", trace: "policy",
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				ctl("{apiVersion: projectcalico.org/v3, kind: GlobalNetworkPolicy, metadata: {name: closed}, spec: {selector: all(), types: [Ingress], ingress: [{action: Deny, protocol: ICMP, source: {nets: ["+
+					addr(t, l, "node1/pod1")+"/32]}}, {action: Allow}]}}", "apply", "-f", "-")(t, l)
+				tracedAs(t, l, breakage{from: "node3/pod1", to: "node1/pod1"}, "node1")
+			},
+			fix: ctl("", "delete", "globalnetworkpolicy", "closed"),
 		},
 		{
 			name: "a rule that nobody looks for drops one kind of packet", trace: "probe", probe: true,
@@ -327,6 +332,19 @@ func TestTunnels(t *testing.T) {
 			check: "tunnel", says: []string{"packets get through", "node3 (10.2.0.11), and none comes back", "UDP port 4789"},
 			broken: sh(fw("node3") + "'{ type filter hook output priority 0; }'; nft add rule ip fw c udp dport 4789 drop"),
 			fix:    sh("node3: nft delete table ip fw"),
+		},
+		{
+			// Of node2, which answers by its first one: packets of its own rack and the datastore's do not come that way.
+			name: "a second uplink is strict about sources", host: "node2",
+			trace: "rp-filter", from: "node2/pod1",
+			check: "rp-filter", says: []string{"packets of node3 (10.2.0.11) come in by eth1, which drops them: the way back is via 10.1.0.1 dev eth0", "cure: sysctl -w net.ipv4.conf.eth1.rp_filter=2"},
+			broken: func(t *testing.T, l *lab.Lab) {
+				t.Helper()
+				sh("spine: ip link add side type veth peer name eth1 netns "+l.Space("node2")+"; ip addr add 172.28.0.1/30 dev side; ip link set side up",
+					"node2: ip addr add 172.28.0.2/30 dev eth1; ip link set eth1 up; sysctl -qw net.ipv4.conf.eth1.rp_filter=1",
+					"spine: ip route add 10.1.0.12/32 via 172.28.0.2")(t, l)
+			},
+			fix: sh("spine: ip link del side"),
 		},
 		{
 			name: "the clock of another host is ahead", all: true,
