@@ -26,6 +26,7 @@ import (
 	"go.uber.org/zap"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
+	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/integration/await"
 )
 
@@ -134,6 +135,23 @@ func (s *site) serve(h *host) (endpoint string) {
 	return client.String()
 }
 
+// examined waits until what the host's doctor says first is what a check found, with its cure.
+func (r *running) examined(check string) {
+	r.t.Helper()
+	start := time.Now()
+	await.Until(r.t, "the doctor", func() error {
+		resp, err := apiv1.NewDoctorClient(r.dial(config.OperatorSocketName)).Examine(await.Context(r.t), &apiv1.ExamineRequest{})
+		if err != nil {
+			return err
+		}
+		if f := resp.GetFindings(); len(f) == 0 || f[0].GetCheck() != check || f[0].GetCure() == "" {
+			return fmt.Errorf("it says %v", f)
+		}
+		return nil
+	})
+	r.t.Logf("%s named after %.1f s", check, time.Since(start).Seconds())
+}
+
 // TestCertificatesEnd: of the certificates by which a host reaches the datastore the metric
 // has the end of the first, and from 90 days before it on there is a condition; of a host
 // that serves its own datastore to others they are that one's.
@@ -143,6 +161,10 @@ func TestCertificatesEnd(t *testing.T) {
 	t.Run("external", func(t *testing.T) {
 		t.Parallel()
 		h := newHost(t, "10.1.0.11/24")
+		// The other end of its wire is in the same namespace, and would answer for its address as a second machine.
+		if _, err := h.exec("sysctl", "-qw", "net.ipv4.conf.veth-wire.arp_ignore=1"); err != nil {
+			t.Fatal(err)
+		}
 		site := newSite(t)
 		h.config["health"] = map[string]any{"listen": "127.0.0.1:9099"}
 		h.config["datastore"] = map[string]any{
@@ -163,6 +185,9 @@ func TestCertificatesEnd(t *testing.T) {
 				return mentions(c.GetReason(), "client.crt ends on "+cert.NotAfter.Local().Format(time.DateOnly), fmt.Sprintf("in %d days", int((left-time.Minute).Hours()/24)), "put a new one in its place")
 			})
 			h.endShown(cert.NotAfter)
+			if left < 90*day {
+				r.examined("condition-certificates")
+			}
 			r.kill(syscall.SIGTERM)
 		}
 	})
