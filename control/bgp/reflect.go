@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/routerd/routerd/store"
 )
@@ -174,6 +175,8 @@ func (v *View) routesOf(name string) (out []string) {
 type Alive struct {
 	Nodes      map[string]bool
 	Reflectors []string // that hold the lease of one, for the longest first
+
+	linked map[string]time.Time // with which this host has its sessions, since when
 }
 
 // present is which hosts are there by what their Nodes say: for a datastore that has no leases of theirs. Who reflects
@@ -245,7 +248,8 @@ func (v *View) mayLeave(self string, alive Alive) (waits string, ok bool) {
 	for _, name := range v.nodeNames() {
 		n := v.nodes[name]
 		_, had := n.reflection.By[self]
-		if !r.members[name] || name != self && (!alive.Nodes[name] || !had) {
+		_, linked := alive.linked[name] // then it is there, whatever is said of it
+		if !r.members[name] || name != self && (!alive.Nodes[name] && !linked || !had) {
 			continue
 		}
 		if r.auto.Count == 0 {

@@ -32,6 +32,7 @@ type simulation struct {
 	byNodes bool // nobody has a lease: who is there the Nodes say, late
 	last    map[string]store.NodeReflection
 	away    map[string]bool      // what their Nodes say
+	mute    map[string]bool      // hosts of which that is wrong: their kubelets are gone, and they are there
 	back    map[string]time.Time // hosts that came back, and when
 }
 
@@ -47,7 +48,7 @@ type simNode struct {
 func newSimulation(t testing.TB, nodes int, label func(i int) string) *simulation {
 	s := &simulation{
 		t: t, now: time.Unix(1e9, 0), up: map[[2]int]time.Time{}, gone: map[string]time.Time{}, said: map[string]int{}, text: map[string]string{},
-		last: map[string]store.NodeReflection{}, away: map[string]bool{}, back: map[string]time.Time{},
+		last: map[string]store.NodeReflection{}, away: map[string]bool{}, back: map[string]time.Time{}, mute: map[string]bool{},
 	}
 	s.calm = s.now
 	for i := range nodes {
@@ -121,7 +122,7 @@ func (s *simulation) judge() {
 		case !n.alive:
 			away = away || s.now.Sub(s.gone[n.name]) >= goneAfter
 		case s.now.Sub(s.back[n.name]) >= 5*time.Second:
-			away = false
+			away = s.mute[n.name]
 		}
 		if away != s.away[n.name] {
 			s.away[n.name] = away
@@ -324,23 +325,32 @@ func TestReflectorsAnyOrder(t *testing.T) {
 		delay := func() int { return rapid.IntRange(0, 3).Draw(rt, "delay") }
 		asked := ""
 		for range rapid.IntRange(1, 8).Draw(rt, "steps") {
-			switch i := rapid.IntRange(0, n-1).Draw(rt, "host"); rapid.IntRange(0, 3).Draw(rt, "what") {
+			switch i := rapid.IntRange(0, n-1).Draw(rt, "host"); rapid.IntRange(0, 4).Draw(rt, "what") {
 			case 0, 1:
 				asked = rapid.SampledFrom([]string{"", "1", "2", "1 per rack", "2 per rack", "3"}).Draw(rt, "ask")
 				s.ask(asked)
 			case 2:
 				if s.nodes[i].alive {
+					clear(s.mute) // who dies while nobody is heard from is replaced by nobody
 					s.kill(i)
 				}
 			case 3:
 				if !s.nodes[i].alive {
 					s.revive(i)
 				}
+			case 4:
+				one := rapid.Bool().Draw(rt, "one")
+				for j, node := range s.nodes {
+					if (!one || i == j) && len(s.gone) == 0 {
+						s.mute[node.name] = !s.mute[node.name]
+					}
+				}
 			}
 			for range rapid.IntRange(0, 90).Draw(rt, "seconds") {
 				s.second(lag, delay)
 			}
 		}
+		clear(s.mute)
 		for i, node := range s.nodes {
 			if !node.alive {
 				s.revive(i)
@@ -450,5 +460,32 @@ func TestSessionOutlastsWord(t *testing.T) {
 	apply(say("node0", "10.1.0.1/24", "r0", "", "node1"))
 	if v.reflected("node0", "node2") {
 		t.Error("the session stays")
+	}
+}
+
+// TestReflectorsUnheard: where Kubernetes has heard from no kubelet for a while, though all hosts are there, nobody takes
+// another for gone who is not: the mesh is there before its reflectors go.
+func TestReflectorsUnheard(t *testing.T) {
+	t.Parallel()
+	s := newSimulation(t, 6, func(int) string { return "" })
+	s.byNodes = true
+	s.ask("2")
+	s.rest()
+	for _, n := range s.nodes {
+		s.mute[n.name] = true
+	}
+	zero, slow := func() int { return 0 }, func() int { return 8 }
+	for range 10 {
+		s.second(zero, slow)
+	}
+	if got := fmt.Sprint(s.serving()); got != "[node0 node1]" {
+		t.Errorf("reflectors %s while nobody is heard from", got)
+	}
+	s.ask("")
+	for range 60 {
+		s.second(zero, slow) // which checks that there is a way
+	}
+	if got := fmt.Sprint(s.serving()); got != "[]" || s.sessions() != 15 {
+		t.Errorf("reflectors %s and %d sessions\n%s", got, s.sessions(), s.state())
 	}
 }

@@ -21,9 +21,10 @@ const (
 
 // reflecting is what a host has seen of reflectors, and so what it says of itself. The controller's lock guards it.
 type reflecting struct {
-	since  map[string]time.Time // since when all sessions with a node are in sync, of those that are
-	missed map[string]time.Time // since when they are not, of reflectors whose routes it had
-	serves map[string]time.Time // since when a reflector is seen to be one, and that it does; this host, since when it is
+	since   map[string]time.Time // since when all sessions with a node are in sync, of those that are
+	missed  map[string]time.Time // since when they are not, of reflectors whose routes it had
+	serves  map[string]time.Time // since when a reflector is seen to be one, and that it does; this host, since when it is
+	unasked time.Time            // since when there are to be none; zero: they are asked for
 }
 
 // inSync returns the addresses of peers that have advertised all they have in the session that is up.
@@ -83,6 +84,7 @@ func (c *Controller) ReflectorStatus(alive Alive) (ReflectorStatus, error) {
 
 // says is what a node is to say of itself.
 func (r *reflecting) says(v *View, self string, alive Alive, now time.Time) store.NodeReflection {
+	alive.linked = r.since
 	out := store.NodeReflection{Reflects: v.shouldReflect(self, alive), By: r.by(v, self, alive, now)}
 	// What others see it has seen itself, and done.
 	out.Ready = out.Reflects && r.settled(r.serves, self, now)
@@ -116,6 +118,12 @@ func (v *View) shouldReflect(self string, alive Alive) bool {
 func (r *reflecting) see(v *View, self string, synced map[netip.Addr]bool, now time.Time) {
 	if r.since == nil {
 		r.since, r.missed, r.serves = map[string]time.Time{}, map[string]time.Time{}, map[string]time.Time{}
+	}
+	switch {
+	case v.reflection().auto.Count > 0:
+		r.unasked = time.Time{}
+	case r.unasked.IsZero():
+		r.unasked = now
 	}
 	own := v.nodes[self]
 	inSync := func(name string) bool {
@@ -176,9 +184,11 @@ func (r *reflecting) by(v *View, self string, alive Alive, now time.Time) map[st
 	if v.reflection().auto.Count > 0 || len(v.reflection().serving) == 0 || !v.meshed() || alive.Nodes == nil {
 		return out
 	}
-	// Reflectors are to go: when the sessions of the mesh are there.
+	// Reflectors are to go: when the sessions of the mesh are there. One that is not in time is of a host that is gone, if that is
+	// said of it; said alone it may be of its kubelet.
+	late := now.Sub(r.unasked) >= missTime
 	for name := range v.reflection().members {
-		if name != self && alive.Nodes[name] && !r.settled(r.since, name, now) {
+		if name != self && (alive.Nodes[name] || !late) && !r.settled(r.since, name, now) {
 			return out
 		}
 	}
