@@ -744,7 +744,7 @@ func (d *router) bgpServer() apiv1.BGPServer {
 	if d.bgp == nil {
 		return rpc.NewBGPServer(nil)
 	}
-	return rpc.NewBGPServer(d.reflectors.Service())
+	return rpc.NewBGPServer(operator.Speaker{BGP: d.reflectors.Service(), Server: d.operator})
 }
 
 // subnets lists the subnets of each device.

@@ -108,7 +108,7 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 	}
 	changes := s.decoded(events)
 	out := &apiv1.HostPlan{Node: s.cfg.Node}
-	f := foreseeing{self: s.cfg.Node, ipam: s.cfg.IPAM, kind: s.cfg.TunnelKind, invented: map[netip.Addr]string{}}
+	f := s.foreseeing()
 	ahead := vrouter.Ahead{Changes: changes, Hosts: f.hosts, Learned: s.stillLearned(events)}
 	foreseen, err := s.cfg.Core.Plan(ctx, ahead)
 	if err != nil {

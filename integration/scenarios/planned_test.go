@@ -242,6 +242,11 @@ func (p *planned) change(t *testing.T, what, manifest string) {
 	var after plannedBGP
 	text, _ := tryRouterctl(t, p.Lab, "node2", manifest, "plan", "--all", "-f", "-") // it ends with 1 where apply wants --force
 	routerctl(t, p.Lab, "node2", manifest, "apply", "--force", "-f", "-")
+	for _, h := range p.Hosts() {
+		if diff := cmp.Diff(blocksInPlan(text, h, "Hosts", "takes block"), blocksInPlan(text, h, "BGP", "announces")); diff != "" {
+			t.Errorf("%s: blocks that %s takes and announces (-takes +announces):\n%s\n%s", what, h, diff, text)
+		}
+	}
 	poll(t, what, func() string {
 		for _, h := range p.Hosts() {
 			now := p.now(t, h)
@@ -312,4 +317,21 @@ func linesOf(text, host string) []string {
 		}
 	}
 	return out
+}
+
+// blocksInPlan returns what a part of a plan says of a host's blocks behind a word.
+func blocksInPlan(text, host, part, word string) []string {
+	var out []string
+	_, text, _ = strings.Cut(text, "\n"+part+":\n")
+	text, _, _ = strings.Cut(text, "\n\n")
+	in := ""
+	for line := range strings.Lines(text) {
+		said, ok := strings.CutPrefix(line, "    "+word+" ")
+		if !strings.HasPrefix(line, "   ") {
+			in = strings.TrimSpace(line)
+		} else if ok && in == host {
+			out = append(out, strings.Fields(said)...)
+		}
+	}
+	return inOrder(out)
 }
