@@ -29,8 +29,8 @@ func tunnelKind(t node.Tunnel) ipam.TunnelKind {
 
 // Ensure gives no address when the pools of the encapsulation do not select
 // this host: it has no workloads in them.
-func (w tunnelIPAM) Ensure(ctx context.Context, t node.Tunnel) (netip.Addr, bool, error) {
-	got, old, err := w.EnsureTunnel(ctx, tunnelKind(t))
+func (w tunnelIPAM) Ensure(ctx context.Context, t node.Tunnel, leaving bool) (netip.Addr, bool, error) {
+	got, old, err := w.EnsureTunnel(ctx, tunnelKind(t), leaving)
 	if errors.Is(err, ipam.ErrNoPool) {
 		return netip.Addr{}, false, nil
 	}

@@ -136,7 +136,7 @@ func TestUnusablePool(t *testing.T) {
 			t.Errorf("got %v, want ErrNoPool with the reason", err)
 		}
 	}
-	if _, _, err := h.EnsureTunnel(await.Context(t), VXLANTunnel); err != nil {
+	if _, _, err := h.EnsureTunnel(await.Context(t), VXLANTunnel, false); err != nil {
 		t.Errorf("tunnel: %v", err)
 	}
 }

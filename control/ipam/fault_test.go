@@ -299,7 +299,7 @@ func TestOutage(t *testing.T) {
 		second(h.ReleaseHandle(await.Context(t), "h")),
 		second(h.ReleaseHandle(await.Context(t), "unknown")),
 		second(h.ByHandle(await.Context(t), "h")),
-		third(h.EnsureTunnel(await.Context(t), IPIPTunnel)),
+		third(h.EnsureTunnel(await.Context(t), IPIPTunnel, false)),
 	} {
 		if !errors.Is(err, store.ErrUnavailable) && !errors.Is(err, ErrNoPool) {
 			t.Errorf("got %v", err)

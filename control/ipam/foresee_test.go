@@ -215,7 +215,7 @@ func (w *foreseen) follow(h *host) error {
 	if !known {
 		return fmt.Errorf("%s does not know of the change", h.cfg.Node)
 	}
-	got, _, err := h.EnsureTunnel(context.Background(), VXLANTunnel)
+	got, _, err := h.EnsureTunnel(context.Background(), VXLANTunnel, false)
 	if err != nil && !errors.Is(err, ErrNoPool) {
 		return err
 	}

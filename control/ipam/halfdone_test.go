@@ -262,25 +262,25 @@ func TestTunnel(t *testing.T) {
 	w := newWorld(t, newPool("direct", "10.0.0.0/24"), newPool("six", "fd00::/64", func(s *v3.IPPoolSpec) { s.VXLANMode = v3.VXLANModeCrossSubnet }))
 	h := w.host("a", nil)
 	ctx := await.Context(t)
-	_, _, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	_, _, err := h.EnsureTunnel(ctx, IPIPTunnel, false)
 	if !errors.Is(err, ErrNoPool) || !strings.Contains(err.Error(), "pool direct: its encapsulation is Direct") {
 		t.Errorf("got %v, want ErrNoPool", err)
 	}
-	if _, _, err := h.EnsureTunnel(ctx, 0); !errors.Is(err, ErrInvalidRequest) {
+	if _, _, err := h.EnsureTunnel(ctx, 0, false); !errors.Is(err, ErrInvalidRequest) {
 		t.Errorf("got %v", err)
 	}
-	six, _, err := h.EnsureTunnel(ctx, VXLANv6Tunnel)
+	six, _, err := h.EnsureTunnel(ctx, VXLANv6Tunnel, false)
 	if err != nil || six.Handle != "vxlan-v6-tunnel-addr-a" {
 		t.Errorf("got %v, %v", six, err)
 	}
 
 	put(t, w.st, newPool("one", "10.1.0.0/24", ipip))
 	settle(t, h, "the pool", func(s *state) bool { return len(s.pools) == 3 })
-	first, _, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	first, _, err := h.EnsureTunnel(ctx, IPIPTunnel, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second, _, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	second, _, err := h.EnsureTunnel(ctx, IPIPTunnel, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,16 +296,20 @@ func TestTunnel(t *testing.T) {
 	off := newPool("one", "10.1.0.0/24", ipip, func(s *v3.IPPoolSpec) { s.Disabled = true })
 	put(t, w.st, off)
 	settle(t, h, "the disabled pool", func(s *state) bool { return s.pools["one"].off != "" })
-	still, old, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	still, old, err := h.EnsureTunnel(ctx, IPIPTunnel, false)
 	if err != nil || len(old) != 0 {
 		t.Fatalf("in a disabled pool: %v, %v", old, err)
 	}
 	mustDiff(t, "kept in a disabled pool", first, still)
+	// One that no device has any more does not come back.
+	if got, _, err := h.EnsureTunnel(ctx, IPIPTunnel, true); !errors.Is(err, ErrNoPool) {
+		t.Errorf("leaving, in a disabled pool: %v, %v, want ErrNoPool", got, err)
+	}
 
 	// With another one it gives way, and stays until it is released.
 	put(t, w.st, newPool("two", "10.2.0.0/24", ipip))
 	settle(t, h, "the pools", func(s *state) bool { return len(s.pools) == 4 })
-	moved, old, err := h.EnsureTunnel(ctx, IPIPTunnel)
+	moved, old, err := h.EnsureTunnel(ctx, IPIPTunnel, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +329,7 @@ func TestTunnel(t *testing.T) {
 	remove(t, w.st, store.ResourceKey(store.KindIPPool, "one"))
 	remove(t, w.st, store.ResourceKey(store.KindIPPool, "two"))
 	settle(t, h, "the pools that are left", func(s *state) bool { return len(s.pools) == 2 })
-	if _, _, err := h.EnsureTunnel(ctx, IPIPTunnel); !errors.Is(err, ErrNoPool) {
+	if _, _, err := h.EnsureTunnel(ctx, IPIPTunnel, false); !errors.Is(err, ErrNoPool) {
 		t.Errorf("without a pool: %v, want ErrNoPool", err)
 	}
 	for range 2 {

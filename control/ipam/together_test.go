@@ -188,7 +188,7 @@ func TestIPv6Tunnels(t *testing.T) {
 		newPool("vx", "fd00:1::/64", vxlan), newPool("ip", "fd00:2::/64", ipip), newPool("four", "10.0.0.0/24", vxlan))
 	h := w.host("a", nil)
 	for kind, want := range map[TunnelKind]string{VXLANv6Tunnel: "fd00:1::/64", IPIPv6Tunnel: "fd00:2::/64", VXLANTunnel: "10.0.0.0/24"} {
-		got, _, err := h.EnsureTunnel(await.Context(t), kind)
+		got, _, err := h.EnsureTunnel(await.Context(t), kind, false)
 		if err != nil || !netip.MustParsePrefix(want).Contains(got.Addr) {
 			t.Errorf("%s: got %v, %v; want one of %s", kind, got, err, want)
 		}

@@ -91,10 +91,11 @@ func (k TunnelKind) carries(e store.Encapsulation) bool {
 // selects the node contains it; else there is a new one. Where there is none
 // to be had from an enabled pool, the one that it has is kept as long as its
 // pool exists: a disabled pool gives no new addresses, but its packets are
-// still carried. An error that matches [ErrNoPool] says that no pool needs the
+// still carried. One that is leaving, which no device has any more and which is
+// about to be released, is not. An error that matches [ErrNoPool] says that no pool needs the
 // tunnel. It is to be called at start and whenever pools or the node's labels
 // change.
-func (a *Allocator) EnsureTunnel(ctx context.Context, kind TunnelKind) (Assignment, []Assignment, error) {
+func (a *Allocator) EnsureTunnel(ctx context.Context, kind TunnelKind, leaving bool) (Assignment, []Assignment, error) {
 	handle := kind.Handle(a.cfg.Node)
 	if handle == "" {
 		return Assignment{}, nil, fmt.Errorf("%w: %s", ErrInvalidRequest, kind)
@@ -113,7 +114,7 @@ func (a *Allocator) EnsureTunnel(ctx context.Context, kind TunnelKind) (Assignme
 	var use Assignment
 	if failed == nil {
 		use = got[0]
-	} else if i := slices.IndexFunc(all, func(o Assignment) bool { return a.stillCarries(kind, o) }); i >= 0 {
+	} else if i := slices.IndexFunc(all, func(o Assignment) bool { return !leaving && a.stillCarries(kind, o) }); i >= 0 {
 		use = all[i]
 	} else {
 		return Assignment{}, nil, failed

@@ -74,8 +74,10 @@ func Needed(pools iter.Seq[*cluster.Pool]) map[Tunnel]bool {
 type Tunnels interface {
 	// Ensure returns the address of a tunnel: the one it has, if a pool with
 	// that encapsulation still holds it, else a new one; invalid where no pool
-	// needs the tunnel. spare says that it holds others beside it.
-	Ensure(ctx context.Context, t Tunnel) (addr netip.Addr, spare bool, err error)
+	// needs the tunnel. spare says that it holds others beside it. leaving says
+	// that the one it has is about to be released: where there is no new one, it
+	// gets none.
+	Ensure(ctx context.Context, t Tunnel, leaving bool) (addr netip.Addr, spare bool, err error)
 	// Release gives back the addresses of a tunnel other than keep; with an
 	// invalid keep all of them.
 	Release(ctx context.Context, t Tunnel, keep netip.Addr) error

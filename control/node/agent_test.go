@@ -234,11 +234,14 @@ type fakeTunnels struct {
 	fail  error
 	moved map[Tunnel]netip.Addr
 	held  map[Tunnel][]netip.Addr
+
+	leaving bool // told so since forget
 }
 
-func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel) (netip.Addr, bool, error) {
+func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel, leaving bool) (netip.Addr, bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.leaving = f.leaving || leaving
 	addr, ok := f.moved[t]
 	switch {
 	case ok:
@@ -257,6 +260,18 @@ func (f *fakeTunnels) Ensure(_ context.Context, t Tunnel) (netip.Addr, bool, err
 		return netip.Addr{}, false, f.fail
 	}
 	return addr, len(f.held[t]) > 1, nil
+}
+
+func (f *fakeTunnels) forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leaving = false
+}
+
+func (f *fakeTunnels) toldLeaving() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.leaving
 }
 
 func (f *fakeTunnels) failWith(err error) {
@@ -379,6 +394,40 @@ func TestAgent(t *testing.T) {
 		synctest.Wait()
 		if pools, _, err := s.List(t.Context(), store.KindIPPool, ""); err != nil || len(pools) != 0 {
 			t.Errorf("the default pool was made again: %d pools, %v", len(pools), err)
+		}
+	})
+}
+
+// TestAgentLeaving: IPAM is told that an address is about to be released until the tunnel has one again.
+func TestAgentLeaving(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memory.New()
+		defer s.Close()
+		tunnels := &fakeTunnels{}
+		a := New(Config{
+			Name: "node1", Store: s, Tunnels: tunnels, Log: slog.New(slog.DiscardHandler),
+			DefaultPools: []DefaultPool{{netip.MustParsePrefix("192.168.0.0/16"), store.VXLAN, 26}},
+		})
+		defer follow(t, a, s)()
+		a.HandleUnderlay(manyLinks())
+		synctest.Wait()
+		for i, step := range []struct {
+			to      store.Encapsulation
+			leaving bool
+		}{{store.Direct, false}, {store.VXLAN, true}, {store.VXLANCrossSubnet, false}} {
+			tunnels.forget()
+			_, err := store.Modify(t.Context(), s, store.ResourceKey(store.KindIPPool, "default-ipv4-ippool"), func(cur store.Object) (any, error) {
+				p := store.Clone(cur.Value).(*v3.IPPool)
+				store.SetEncapsulation(p, step.to)
+				return p, nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if got := tunnels.toldLeaving(); got != step.leaving {
+				t.Errorf("step %d, %s: leaving %t, want %t", i, step.to, got, step.leaving)
+			}
 		}
 	})
 }
@@ -558,7 +607,7 @@ type endingTunnels struct {
 	end func()
 }
 
-func (e endingTunnels) Ensure(context.Context, Tunnel) (netip.Addr, bool, error) {
+func (e endingTunnels) Ensure(context.Context, Tunnel, bool) (netip.Addr, bool, error) {
 	e.end()
 	return netip.Addr{}, false, errors.New("ipam stopped")
 }

@@ -30,7 +30,8 @@ func (a *Agent) tunnels(ctx context.Context, self *store.Node, want map[Tunnel]b
 		var addr netip.Addr
 		if want[t] {
 			var more bool
-			addr, more, err = a.cfg.Tunnels.Ensure(ctx, t)
+			_, leaving := a.spare[t]
+			addr, more, err = a.cfg.Tunnels.Ensure(ctx, t, leaving && !published.IsValid())
 			if err != nil || addr.IsValid() {
 				a.mayHold[t] = true
 			}
