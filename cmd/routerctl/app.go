@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -105,7 +106,7 @@ in a pod as its service account. A file of calicoctl's says the same (--config).
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usagef("%v", err) })
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usagef("%v; see %s --help", err, c.CommandPath()) })
 	f := root.PersistentFlags()
 	f.StringVar(&a.socket, "socket", "", "the daemon's socket (default $ROUTERD_SOCKET, else "+defaultSocket+")")
 	f.StringVar(&a.lab, "lab", "", "talk to a host of this lab; needs --host")
@@ -132,6 +133,8 @@ in a pod as its service account. A file of calicoctl's says the same (--config).
 		}
 		requireSubcommand(c)
 	}
+	root.Args = cobra.ArbitraryArgs // they are no commands: requireSubcommand says so
+	requireSubcommand(root)
 	completion{a}.addCompletion(root)
 	return root
 }
@@ -146,7 +149,11 @@ func requireSubcommand(c *cobra.Command) {
 		if len(args) == 0 {
 			return c.Help()
 		}
-		return usagef("unknown command %q for %q; see %s --help", args[0], c.CommandPath(), c.CommandPath())
+		meant := ""
+		if like := c.SuggestionsFor(args[0]); len(like) > 0 {
+			meant = fmt.Sprintf(": did you mean %s?", strings.Join(like, " or "))
+		}
+		return usagef("unknown command %q for %q%s; see %s --help", args[0], c.CommandPath(), meant, c.CommandPath())
 	}
 }
 

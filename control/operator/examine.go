@@ -335,7 +335,12 @@ func (e *examination) claims(ctx context.Context, nodes map[netip.Addr]string) e
 		if err := e.silent(link.Name, slices.DeleteFunc(peers, func(a netip.Addr) bool { return len(got[a]) > 0 })); err != nil {
 			return err
 		}
+		u, _ := e.s.cfg.Agent.Underlay()
 		for _, a := range ask {
+			// Another device of this host on the same wire answers for it, unless arp_ignore says otherwise.
+			got[a] = slices.DeleteFunc(got[a], func(m dataplane.MAC) bool {
+				return slices.ContainsFunc(u.Links, func(l dataplane.UnderlayLink) bool { return l.MAC == m })
+			})
 			enough := 2
 			if a == h.Addr.Addr() {
 				enough = 1 // the kernel does not answer itself

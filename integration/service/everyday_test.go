@@ -57,6 +57,9 @@ func TestEverydayLines(t *testing.T) {
 		}
 		return nil
 	})
+	if code, out := on("routerctl doctor"); code != 0 {
+		t.Errorf("a host that has just started is not well: exit code %d: %s", code, out)
+	}
 	hold := 0
 	for _, line := range lines {
 		f := strings.SplitN(line+" ", " | ", 3)
