@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/integration/kube/cluster"
 )
 
@@ -43,14 +44,30 @@ func create(t *testing.T, c *cluster.Cluster, objects string) {
 	apply(t, c, objects, "apply", "-f", "-")
 }
 
-// refused fails the test if a daemon asked the API for what its rights do not allow.
-func refused(t *testing.T, c *cluster.Cluster) {
+// asked is what daemons have asked the API for.
+func asked(t *testing.T, c *cluster.Cluster) map[kube.Asked]int {
 	t.Helper()
 	asked, err := c.Audit()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for a, n := range asked {
+	return asked
+}
+
+// refused fails the test if a daemon asked the API for what its rights do not allow.
+func refused(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	refusedSince(t, c, nil)
+}
+
+// refusedSince is refused, of what was asked for after before. Of a pod that never had an
+// address its end is refused too, which is on condition of the container that has it.
+func refusedSince(t *testing.T, c *cluster.Cluster, before map[kube.Asked]int) {
+	t.Helper()
+	for a, n := range asked(t, c) {
+		if n -= before[a]; n == 0 {
+			continue
+		}
 		if a.Code == http.StatusForbidden || a.Code == http.StatusUnauthorized || a.Code == http.StatusUnprocessableEntity {
 			t.Errorf("%d times refused: %+v", n, a)
 		}

@@ -45,34 +45,42 @@ func TestStolenToken(t *testing.T) {
 		f := strings.Fields(line)
 		pods[f[0]] = f[1]
 	}
+	group, etcd := "projectcalico.org/v3", world.Config.Datastore == cluster.Etcd
+	if world.Config.Datastore == cluster.V1 {
+		group = "crd.projectcalico.org/v1"
+	}
 	const annotate, merge, plain = `{"metadata":{"annotations":{"example.org/tried":"yes"}}}`, "application/merge-patch+json", "application/json"
 	for _, tt := range []struct {
 		what, method, path, contentType, body string
 		code                                  int
 		says                                  string
+		etcd                                  string // what is said where resources are in an etcd, and the daemon has no right to it
 	}{
-		{"its own Node's status", "PATCH", "/api/v1/nodes/" + own + "/status", merge, annotate, 200, ""},
-		{"another's", "PATCH", "/api/v1/nodes/" + other + "/status", merge, annotate, 422, "may not write the Node " + other},
-		{"its own Node itself", "PATCH", "/api/v1/nodes/" + own, merge, annotate, 403, "cannot patch"},
-		{"its own Node's deletion", "DELETE", "/api/v1/nodes/" + own, "", "", 403, "cannot delete"},
-		{"the status of a pod of its own", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods[own] + "/status", merge, annotate, 200, ""},
-		{"that of a pod of another", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods[other] + "/status", merge, annotate, 422, "may not write a pod of another node"},
-		{"a pod's deletion", "DELETE", "/api/v1/namespaces/kube-system/pods/" + pods[own], "", "", 403, "cannot delete"},
-		{"a pod", "POST", "/api/v1/namespaces/kube-system/pods", plain, `{}`, 403, "cannot create"},
-		{"a command in a pod", "POST", "/api/v1/namespaces/kube-system/pods/" + pods[own] + "/exec?command=x", "", "", 403, "cannot create"},
-		{"all secrets", "GET", "/api/v1/secrets", "", "", 403, "cannot list"},
-		{"the secrets of its namespace", "GET", "/api/v1/namespaces/kube-system/secrets", "", "", 403, "cannot list"},
-		{"another token", "POST", "/api/v1/namespaces/kube-system/serviceaccounts/routerd/token", plain, `{}`, 403, "cannot create"},
-		{"the right to more", "PATCH", "/apis/rbac.authorization.k8s.io/v1/clusterroles/routerd", merge, annotate, 403, "cannot patch"},
-		{"the policy of admission's deletion", "DELETE", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/routerd", "", "", 403, "cannot delete"},
-		{"a pool", "PATCH", "/apis/projectcalico.org/v3/ippools/default-ipv4-ippool", merge, annotate, 403, "cannot patch"},
+		{"its own Node's status", "PATCH", "/api/v1/nodes/" + own + "/status", merge, annotate, 200, "", ""},
+		{"another's", "PATCH", "/api/v1/nodes/" + other + "/status", merge, annotate, 422, "may not write the Node " + other, ""},
+		{"its own Node itself", "PATCH", "/api/v1/nodes/" + own, merge, annotate, 403, "cannot patch", ""},
+		{"its own Node's deletion", "DELETE", "/api/v1/nodes/" + own, "", "", 403, "cannot delete", ""},
+		{"the status of a pod of its own", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods[own] + "/status", merge, annotate, 200, "", "cannot patch"},
+		{"that of a pod of another", "PATCH", "/api/v1/namespaces/kube-system/pods/" + pods[other] + "/status", merge, annotate, 422, "may not write a pod of another node", "cannot patch"},
+		{"a pod's deletion", "DELETE", "/api/v1/namespaces/kube-system/pods/" + pods[own], "", "", 403, "cannot delete", ""},
+		{"a pod", "POST", "/api/v1/namespaces/kube-system/pods", plain, `{}`, 403, "cannot create", ""},
+		{"a command in a pod", "POST", "/api/v1/namespaces/kube-system/pods/" + pods[own] + "/exec?command=x", "", "", 403, "cannot create", ""},
+		{"all secrets", "GET", "/api/v1/secrets", "", "", 403, "cannot list", ""},
+		{"the secrets of its namespace", "GET", "/api/v1/namespaces/kube-system/secrets", "", "", 403, "cannot list", ""},
+		{"another token", "POST", "/api/v1/namespaces/kube-system/serviceaccounts/routerd/token", plain, `{}`, 403, "cannot create", ""},
+		{"the right to more", "PATCH", "/apis/rbac.authorization.k8s.io/v1/clusterroles/routerd", merge, annotate, 403, "cannot patch", ""},
+		{"the policy of admission's deletion", "DELETE", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/routerd", "", "", 403, "cannot delete", ""},
+		{"a pool", "PATCH", "/apis/" + group + "/ippools/default-ipv4-ippool", merge, annotate, 403, "cannot patch", ""},
 		{
-			"a block in another's name", "POST", "/apis/projectcalico.org/v3/ipamblocks", plain,
-			`{"apiVersion":"projectcalico.org/v3","kind":"IPAMBlock","metadata":{"name":"192-168-255-0-30"},"spec":{"cidr":"192.168.255.0/30","affinity":"host:` + other + `","allocations":[null,null,null,null],"unallocated":[0,1,2,3],"attributes":[]}}`, 422, "may not write the block",
+			"a block in another's name", "POST", "/apis/" + group + "/ipamblocks", plain,
+			`{"apiVersion":"` + group + `","kind":"IPAMBlock","metadata":{"name":"192-168-255-0-30"},"spec":{"cidr":"192.168.255.0/30","affinity":"host:` + other + `","allocations":[null,null,null,null],"unallocated":[0,1,2,3],"attributes":[]}}`, 422, "may not write the block", "cannot create",
 		},
-		{"an event", "POST", "/api/v1/namespaces/kube-system/events", plain, `{"apiVersion":"v1","kind":"Event","metadata":{"name":"forged"},"involvedObject":{"namespace":"kube-system"}}`, 422, "may not write events"},
-		{"the collector's Lease in another's name", "PATCH", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/routerd-ipam-collector", merge, `{"spec":{"holderIdentity":"` + other + `"}}`, 403, "cannot patch"},
+		{"an event", "POST", "/api/v1/namespaces/kube-system/events", plain, `{"apiVersion":"v1","kind":"Event","metadata":{"name":"forged"},"involvedObject":{"namespace":"kube-system"}}`, 422, "may not write events", ""},
+		{"the collector's Lease in another's name", "PATCH", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/routerd-ipam-collector", merge, `{"spec":{"holderIdentity":"` + other + `"}}`, 403, "cannot patch", ""},
 	} {
+		if etcd && tt.etcd != "" {
+			tt.code, tt.says = http.StatusForbidden, tt.etcd
+		}
 		req, err := http.NewRequestWithContext(t.Context(), tt.method, c.URL+tt.path, bytes.NewReader([]byte(tt.body)))
 		if err != nil {
 			t.Fatal(err)

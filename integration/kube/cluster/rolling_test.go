@@ -49,6 +49,7 @@ spec: {type: LoadBalancer, externalTrafficPolicy: Local, ipFamilies: [IPv4], sel
 // has its next pod before the last one ends or is without one meanwhile.
 func TestRollingUpdate(t *testing.T) {
 	c := switched(t)
+	before := asked(t, c)
 	create(t, c, fmt.Sprintf(rolled, 0, 1, 0))
 	apply(t, c, "", "patch", "service", "rolled", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"`+rolledAddr+`"}]}}}`)
 	ready := func() {
@@ -96,5 +97,5 @@ func TestRollingUpdate(t *testing.T) {
 	if len(result.Lost) > 0 {
 		t.Errorf("lost: %q", result.Lost[:min(len(result.Lost), 20)])
 	}
-	refused(t, c)
+	refusedSince(t, c, before)
 }
