@@ -133,8 +133,6 @@ in a pod as its service account. A file of calicoctl's says the same (--config).
 		}
 		requireSubcommand(c)
 	}
-	root.Args = cobra.ArbitraryArgs // they are no commands: requireSubcommand says so
-	requireSubcommand(root)
 	completion{a}.addCompletion(root)
 	return root
 }
@@ -149,12 +147,16 @@ func requireSubcommand(c *cobra.Command) {
 		if len(args) == 0 {
 			return c.Help()
 		}
-		meant := ""
-		if like := c.SuggestionsFor(args[0]); len(like) > 0 {
-			meant = fmt.Sprintf(": did you mean %s?", strings.Join(like, " or "))
-		}
-		return usagef("unknown command %q for %q%s; see %s --help", args[0], c.CommandPath(), meant, c.CommandPath())
+		return unknownCommand(c, args[0])
 	}
+}
+
+func unknownCommand(c *cobra.Command, name string) error {
+	meant := ""
+	if like := c.SuggestionsFor(name); len(like) > 0 {
+		meant = fmt.Sprintf(": did you mean %s?", strings.Join(like, " or "))
+	}
+	return usagef("unknown command %q for %q%s; see %s --help", name, c.CommandPath(), meant, c.CommandPath())
 }
 
 // withDeadline bounds a command by --timeout.

@@ -47,6 +47,12 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if err == nil {
 		return 0
 	}
+	if _, _, unknown := root.Find(args); unknown != nil { // cobra's error has no type
+		name := ""
+		if _, scan := fmt.Sscanf(unknown.Error(), "unknown command %q", &name); scan == nil {
+			err = unknownCommand(root, name)
+		}
+	}
 	var own interface {
 		error
 		ExitCode() int
