@@ -161,10 +161,6 @@ func TestCertificatesEnd(t *testing.T) {
 	t.Run("external", func(t *testing.T) {
 		t.Parallel()
 		h := newHost(t, "10.1.0.11/24")
-		// The other end of its wire is in the same namespace, and would answer for its address as a second machine.
-		if _, err := h.exec("sysctl", "-qw", "net.ipv4.conf.veth-wire.arp_ignore=1"); err != nil {
-			t.Fatal(err)
-		}
 		site := newSite(t)
 		h.config["health"] = map[string]any{"listen": "127.0.0.1:9099"}
 		h.config["datastore"] = map[string]any{
