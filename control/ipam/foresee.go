@@ -45,11 +45,19 @@ func (a *Allocator) Foresight(pools []*cluster.Pool) *Foresight {
 	return f
 }
 
-// Node goes on to the next node.
+// Node goes on to the next node. An address of a tunnel that it does not publish is on its way back.
 func (f *Foresight) Node(n *cluster.Node) {
 	f.s.node, f.s.labels, f.s.podCIDRs = n.Name, n.Labels, n.PodCIDRs
 	f.s.setReserved()
 	f.changed = map[netip.Prefix]*cluster.Block{}
+	published := []netip.Addr{n.IPIPAddr.IPv4, n.IPIPAddr.IPv6, n.VXLANAddr.IPv4, n.VXLANAddr.IPv6}
+	for _, b := range f.held[n.Name] {
+		for _, t := range b.Tunnels {
+			if t.Node == n.Name && !slices.Contains(published, t.Addr) {
+				b.Used--
+			}
+		}
+	}
 }
 
 // Tunnel says what [Allocator.EnsureTunnel] makes of the address of the node's tunnel: whether it is kept, and if not,

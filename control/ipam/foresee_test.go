@@ -60,6 +60,36 @@ func TestForeseeTunnel(t *testing.T) {
 	}
 }
 
+// TestForeseeLeaving: a block goes with a tunnel's address that is about to be released, if the pool does not select its node any more.
+func TestForeseeLeaving(t *testing.T) {
+	t.Parallel()
+	pool := func(selector string) *v3.IPPool {
+		p := newPool("one", "10.1.0.0/16", blockSize(28), func(s *v3.IPPoolSpec) { s.NodeSelector = selector })
+		store.SetEncapsulation(p, store.VXLAN)
+		return p
+	}
+	w := newWorld(t, pool("all()"))
+	h := w.host("a", nil)
+	settle(t, h, "the pool", func(s *state) bool { return len(s.pools) == 1 })
+	got, _, err := h.EnsureTunnel(await.Context(t), VXLANTunnel, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, published := range []bool{true, false} {
+		p := pool("!all()")
+		f := h.Foresight([]*cluster.Pool{cluster.NewPool(store.Object{Key: store.ResourceKey(store.KindIPPool, p.Name), Value: p})})
+		n := &cluster.Node{Name: "a"}
+		if published {
+			n.VXLANAddr.IPv4 = got.Addr
+		}
+		f.Node(n)
+		blocks := f.Blocks()
+		if goes := len(blocks) == 1 && blocks[0].CIDR == got.Block && blocks[0].Holder == ""; goes == published {
+			t.Errorf("published %t: %v", published, blocks)
+		}
+	}
+}
+
 // TestForesight: after a change of pools or labels, hosts hold the blocks that were foreseen, when they have a tunnel's address
 // from where it was foreseen and have filled their reserves; and every host foresees the same.
 func TestForesight(t *testing.T) {
@@ -139,8 +169,8 @@ func (w *foreseen) change(v any) {
 	for _, h := range w.hosts {
 		got, f := w.held(), h.Foresight(pools)
 		for _, name := range slices.Sorted(maps.Keys(w.labels)) {
-			f.Node(&cluster.Node{Name: name, Labels: w.labels[name]})
 			have := w.tunnels[name]
+			f.Node(&cluster.Node{Name: name, Labels: w.labels[name], VXLANAddr: cluster.Families[netip.Addr]{IPv4: have}})
 			if keep, _ := f.Tunnel(VXLANTunnel, have); !keep && have.IsValid() {
 				f.Release(have)
 			}
