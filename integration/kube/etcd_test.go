@@ -136,11 +136,12 @@ func (c *cluster) probed() {
 		return a.String()
 	}
 	client, web, node1, node3 := where("node1/other"), where("node2/web"), where("node1"), where("node3")
-	create(c.t, "/api/v1/namespaces/default/services", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"probed"},"spec":{"type":"NodePort","clusterIP":"10.96.8.8","ports":[{"port":80,"targetPort":8080,"nodePort":30090}]}}`)
-	create(c.t, slicesPath, `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"probed-1","labels":{"kubernetes.io/service-name":"probed"}},"addressType":"IPv4","ports":[{"port":8080}],`+
+	create(c.t, "/api/v1/namespaces/default/services", `{"apiVersion":"v1","kind":"Service","metadata":{"name":"probed"},"spec":{"type":"NodePort","clusterIP":"10.96.8.8","ports":[{"name":"http","port":80,"targetPort":8080,"nodePort":30090},`+
+		`{"name":"dns","protocol":"UDP","port":53,"targetPort":5353},{"name":"diameter","protocol":"SCTP","port":3868,"targetPort":13868}]}}`)
+	create(c.t, slicesPath, `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"probed-1","labels":{"kubernetes.io/service-name":"probed"}},"addressType":"IPv4","ports":[{"name":"http","port":8080},{"name":"dns","protocol":"UDP","port":5353},{"name":"diameter","protocol":"SCTP","port":13868}],`+
 		`"endpoints":[{"addresses":["`+web+`"],"nodeName":"node2","targetRef":{"kind":"Pod","namespace":"default","name":"web"},"conditions":{"ready":true,"serving":true}}]}`)
 	await.Until(c.t, "node1 knows the Service and its endpoint", func() error {
-		_, err := c.Output(c.t.Context(), "node1", filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace", "--from", client, "--to", "service/default/probed")
+		_, err := c.Output(c.t.Context(), "node1", filepath.Join(abs(c.t, binDir(c.t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node1"), "trace", "--from", client, "--to", "service/default/probed", "--port", "80")
 		return err
 	})
 	c.runIn(c.Space("node1"), "add table ip proxy\nadd chain ip proxy pre { type nat hook prerouting priority dstnat; }\nadd rule ip proxy pre ip daddr 10.96.8.8 tcp dport 80 dnat to "+web+":8080\n", "nft", "-f", "-")
@@ -156,8 +157,18 @@ func (c *cluster) probed() {
 	c.traceSays("to a port of another node", []string{"--from", client, "--to", "node3:30090", "--probe"}, `\Awhole `, arrived,
 		seen("node1", "packet", "in", client, node3+":30090"), seen("node3", "packet", "in", node1, node3+":30090"), seen("node3", "packet", "out", any, web+":8080"),
 		seen("node2", "packet", "out", any, web+":8080"), seen("node3", "answer", "out", node3+":30090", node1), seen("node1", "answer", "out", node3+":30090", client))
-	c.runIn(c.Space("node2"), "add table ip fw\nadd chain ip fw c { type filter hook forward priority -300; }\nadd rule ip fw c tcp dport 8080 drop\n", "nft", "-f", "-")
+	// Nobody answers these: the pod's programs do not, and its kernel need not know SCTP.
+	c.runIn(c.Space("node1"), "add rule ip proxy pre ip daddr 10.96.8.8 udp dport 53 dnat to "+web+":5353\nadd rule ip proxy pre ip daddr 10.96.8.8 sctp dport 3868 dnat to "+web+":13868\n", "nft", "-f", "-")
+	for protocol, ports := range map[string][2]string{"udp": {"53", "5353"}, "sctp": {"3868", "13868"}} {
+		at := web + ":" + ports[1]
+		c.traceSays(protocol+" to a Service", []string{"--from", client, "--to", "service/default/probed", "--protocol", protocol, "--probe"}, `\Awhole `, `probe: it arrived at `+at+` \(default/web\); an answer to it is up to the program`,
+			seen("node1", "packet", "in", client, "10.96.8.8:"+ports[0]), seen("node1", "packet", "out", client, at), seen("node2", "packet", "in", client, at), seen("node2", "packet", "out", client, at))
+	}
+	c.runIn(c.Space("node2"), "add table ip fw\nadd chain ip fw c { type filter hook forward priority -300; }\nadd rule ip fw c meta l4proto { tcp, udp, sctp } th dport { 8080, 5353, 13868 } drop\n", "nft", "-f", "-")
 	c.traceSays("a rule of another program drops it at the endpoint's host", []string{"--from", client, "--to", "node3:30090", "--probe"}, `\Abroken +node2 +probe +on its way to \S+:8080 \(default/web\) it was seen last on node2, coming in by`)
+	for _, protocol := range []string{"udp", "sctp"} {
+		c.traceSays("and "+protocol, []string{"--from", client, "--to", "10.96.8.8", "--protocol", protocol, "--probe"}, `\Abroken +node2 +probe +on its way to \S+ \(default/web\) it was seen last on node2, coming in by`)
+	}
 	c.runIn(c.Space("node2"), "delete table ip fw\n", "nft", "-f", "-")
 	c.runIn(c.Space("node3"), "flush chain ip proxy pre\n", "nft", "-f", "-")
 	c.traceSays("the node has no rule for its port", []string{"--from", client, "--to", "node3:30090", "--probe"}, `\Abroken +node3 +not-translated +node3 answered it by itself: nothing there translates `+node3+":30090 to an endpoint")
