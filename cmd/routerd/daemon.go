@@ -446,9 +446,7 @@ func (d *router) run(stop context.Context) error {
 	if d.mirrors() {
 		part("own Node", func(ctx context.Context) error { return d.conditions.names.Follow(ctx, d.name, d.node.SetInternalIPs) })
 		part("conditions of other Nodes", after(d.presence.Held(), d.lookAtOthers))
-		part("own pods", func(ctx context.Context) error {
-			return kubesync.FollowPods(ctx, d.api, d.name, d.attach.HandlePods)
-		})
+		part("own pods", kubesync.Pods{API: d.api, Node: d.name, File: podsFile(d.cfg), Handle: d.attach.HandlePods, Log: d.log.With("component", "kubesync")}.Run)
 		part("Kubernetes", after(d.presence.Held(), d.followKubernetes))
 	}
 	if d.bgp != nil {
@@ -595,6 +593,9 @@ func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers
 
 // clusterFile is where the copy of the cluster is kept on disk.
 func clusterFile(c config.Config) string { return filepath.Join(c.StateDir, "cluster.journal") }
+
+// podsFile is where what the API says of this host's pods is kept, where that is not the datastore.
+func podsFile(c config.Config) string { return filepath.Join(c.StateDir, "pods.journal") }
 
 // previousPolicyFile is where the version before kept what concerns policy.
 func previousPolicyFile(c config.Config) string { return filepath.Join(c.StateDir, "policy.journal") }

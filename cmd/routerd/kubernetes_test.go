@@ -342,6 +342,12 @@ func TestKubernetesBesideEtcd(t *testing.T) {
 	if _, _, err := add("web", "c3"); err != nil {
 		t.Errorf("attach a pod that is known while the API is away: %v", err)
 	}
+	r.kill(syscall.SIGTERM)
+	r = h.start()
+	r.ready()
+	if _, _, err := add("client", "c4"); err != nil {
+		t.Errorf("attach a pod that the run before knew while the API is away: %v", err)
+	}
 	api.SetAway(false)
 	createAll(t, api, map[string]string{"/api/v1/nodes/node1": nodeAt("10.1.0.11")})
 	nodeSays("the kubelet says another address", `"ipv4Address":"10.1.0.11/24"`)
