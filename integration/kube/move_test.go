@@ -229,15 +229,18 @@ func TestMoveBack(t *testing.T) {
 	}
 	nothingLost(t, flows)
 	ipamSound(t, inEtcd)
-	ends := routerctl(t, inEtcd, "get", "workloadendpoints", "-A", "-o", "wide")
 	for _, where := range append(all, "node1/d", "node2/e") {
 		p, err := c.Pod(where[:5], where[6:])
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(ends, p.Addrs[0].String()+"/32") {
-			t.Errorf("etcd has no endpoint with %s of %s:\n%s", p.Addrs[0], where, ends)
-		}
+		await.Until(t, "etcd has the pod's endpoint, which is written after ADD has answered", func() error {
+			ends, err := tryRouterctl(t, inEtcd, "get", "workloadendpoints", "-A", "-o", "wide")
+			if err == nil && !strings.Contains(ends, p.Addrs[0].String()+"/32") {
+				err = fmt.Errorf("none with %s of %s:\n%s", p.Addrs[0], where, ends)
+			}
+			return err
+		})
 	}
 
 	// What moved is given back there.
