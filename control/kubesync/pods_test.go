@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 )
 
@@ -67,7 +68,7 @@ func TestPodsOnDisk(t *testing.T) {
 	} {
 		known := map[string]bool{}
 		var steps []string
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(await.Context(t))
 		err := Pods{API: told(run.batches), Node: "n1", File: file, Log: slog.New(slog.DiscardHandler), Handle: func(s cluster.Step) {
 			for _, c := range s.Changes {
 				switch w, _ := c.Value.(*store.WorkloadEndpoint); {
