@@ -37,16 +37,22 @@ func (s *Server) plannedBlocks(changes []store.Event) ([]store.Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	nodes, byName := map[string]*cluster.Node{}, map[string]*cluster.Pool{}
+	then := map[store.Key]any{} // nil: it is gone
 	for _, ch := range slices.Concat(holds, s.decoded(changes)) {
-		switch v := ch.Value.(type) {
+		if ch.Err == nil {
+			then[ch.Key] = ch.Value
+		}
+	}
+	nodes, pools := map[string]*cluster.Node{}, []*cluster.Pool(nil)
+	for _, v := range then {
+		switch v := v.(type) {
 		case *cluster.Node:
 			nodes[v.Name] = v
 		case *cluster.Pool:
-			byName[v.Name] = v
+			pools = append(pools, v)
 		}
 	}
-	host := s.foreseeing().hosts(slices.Collect(maps.Values(byName)))
+	host := s.foreseeing().hosts(pools)
 	var out []store.Event
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		_, blocks := host(nodes[name])

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,7 +39,7 @@ func (p *planned) Plan(_ context.Context, changes []store.Event, _ func(bgp.Plan
 }
 
 // TestSpeakerPlan: BGP plans by the blocks that hosts would take of a pool: for a tunnel's address, or for their reserves, and
-// by none where no pool and no Node changes.
+// by none where no pool and no Node changes, of a pool that goes, and for a Node that does.
 func TestSpeakerPlan(t *testing.T) {
 	pool := func(e store.Encapsulation) store.Event {
 		p := &v3.IPPool{ObjectMeta: metav1.ObjectMeta{Name: "new"}, Spec: v3.IPPoolSpec{CIDR: "10.77.0.0/24", BlockSize: 28, NodeSelector: "has(rack)"}}
@@ -48,17 +49,22 @@ func TestSpeakerPlan(t *testing.T) {
 	n := func(name string, labels map[string]string) store.Event {
 		return store.Event{Key: store.ResourceKey(store.KindNode, name), Object: store.Object{Value: &store.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}}}
 	}
-	holds := []store.Event{n("a", map[string]string{"rack": "1"}), n("b", nil)}
+	gone := func(ev store.Event) store.Event { return store.Event{Key: ev.Key} }
+	racked := n("a", map[string]string{"rack": "1"})
+	holds := []store.Event{racked, n("b", nil)}
 	for _, tt := range []struct {
 		name    string
 		reserve int
 		change  store.Event
 		want    []string // beside the change
+		pool    bool     // there is one already
 	}{
-		{"a tunnel's address", 0, pool(store.VXLAN), []string{"10.77.0.96-28 of a", "host/a/ipv4/block/10.77.0.96-28"}},
-		{"nothing to take one for", 0, pool(store.Direct), nil},
-		{"the reserve", 8, pool(store.Direct), []string{"10.77.0.96-28 of a", "host/a/ipv4/block/10.77.0.96-28"}},
-		{"no pool", 8, store.Event{Key: store.ResourceKey(store.KindBGPPeer, "x"), Object: store.Object{Value: &v3.BGPPeer{}}}, nil},
+		{"a tunnel's address", 0, pool(store.VXLAN), []string{"10.77.0.96-28 of a", "host/a/ipv4/block/10.77.0.96-28"}, false},
+		{"nothing to take one for", 0, pool(store.Direct), nil, false},
+		{"the reserve", 8, pool(store.Direct), []string{"10.77.0.96-28 of a", "host/a/ipv4/block/10.77.0.96-28"}, false},
+		{"no pool", 8, store.Event{Key: store.ResourceKey(store.KindBGPPeer, "x"), Object: store.Object{Value: &v3.BGPPeer{}}}, nil, false},
+		{"a pool that goes", 8, gone(pool(store.Direct)), nil, true},
+		{"a Node that goes", 8, gone(racked), nil, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			st := memory.New()
@@ -68,7 +74,11 @@ func TestSpeakerPlan(t *testing.T) {
 				IPAM: ipam.New(ipam.Config{Store: st, Node: "a", Log: slog.New(slog.DiscardHandler), Reserve: ipam.ReserveConfig{Min: tt.reserve, Max: 8}}),
 			})
 			s.cfg.Snapshot = func(wanted func(store.Key) bool) (out []*cluster.Change, err error) {
-				for _, ev := range holds {
+				held := holds
+				if tt.pool {
+					held = append(slices.Clone(holds), pool(store.Direct))
+				}
+				for _, ev := range held {
 					if wanted(ev.Key) {
 						out = append(out, cluster.Decode("a", ev))
 					}
