@@ -138,11 +138,11 @@ type Claim struct {
 
 // Barred is a host, or another BGP peer, whose packets come in by a device that drops them because their answers leave by another.
 type Barred struct {
-	Node    string
-	Addr    netip.Addr // of it on the underlay
-	Device  string
-	Setting string     // by which the device is strict, below /proc/sys
-	Back    survey.Hop // the way back
+	Node   string
+	Addr   netip.Addr // of it on the underlay
+	Device string
+	By     string     // whose rp_filter makes the device strict: its own, or that of "all"
+	Back   survey.Hop // the way back
 }
 
 // Pod is a workload of this host that is not as it was attached.

@@ -78,10 +78,10 @@ func TestExamine(t *testing.T) {
 			f.Echoes = append(f.Echoes, e)
 		}
 	}
-	barredBy := func(setting string) func(*Facts) {
+	barredBy := func(by string) func(*Facts) {
 		return func(f *Facts) {
 			back := survey.Hop{Device: "eth0", Gateway: netip.MustParseAddr("10.1.0.1"), Table: dataplane.MainTable}
-			f.Barred = []Barred{{"node3", netip.MustParseAddr("10.2.0.11"), "eth1", setting, back}, {"node4", netip.MustParseAddr("10.2.0.12"), "eth1", setting, back}}
+			f.Barred = []Barred{{"node3", netip.MustParseAddr("10.2.0.11"), "eth1", by, back}, {"node4", netip.MustParseAddr("10.2.0.12"), "eth1", by, back}}
 			echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico", Heard: Yes})(f)
 			session("connecting")(f)
 		}
@@ -155,8 +155,8 @@ func TestExamine(t *testing.T) {
 		}, Critical, "no-route", "; routerctl bgp explain 192.168.2.0/26"},
 		"other gateway": {way(Way{Via: netip.MustParseAddr("10.1.0.2"), Hop: survey.Hop{Device: "cali1", Gateway: netip.MustParseAddr("10.1.0.1"), Table: 254}}), Critical, "way", "leave via 10.1.0.1 dev cali1 and not by cali1 via 10.1.0.2"},
 		"source check":  {way(Way{Err: survey.ErrSource}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"},
-		"strict device": {barredBy("net/ipv4/conf/eth1/rp_filter"), Critical, "rp-filter", "node3 (10.2.0.11), node4 (10.2.0.12) come in by eth1, which drops them: the way back is via 10.1.0.1 dev eth0, and eth1 is strict about that (rp_filter); sysctl -w net.ipv4.conf.eth1.rp_filter=2 # or have the routers send to eth0"},
-		"all strict":    {barredBy("net/ipv4/conf/all/rp_filter"), Critical, "rp-filter", "; sysctl -w net.ipv4.conf.eth1.rp_filter=2"},
+		"strict device": {barredBy("eth1"), Critical, "rp-filter", "node3 (10.2.0.11), node4 (10.2.0.12) come in by eth1, which drops them: the way back is via 10.1.0.1 dev eth0, and eth1 is strict about that (rp_filter); sysctl -w net.ipv4.conf.eth1.rp_filter=2 # or have the routers send to eth0"},
+		"all strict":    {barredBy("all"), Critical, "rp-filter", "; sysctl -w net.ipv4.conf.eth1.rp_filter=2"},
 		"not forwarded": {way(Way{Err: survey.ErrNotForwarded}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.forwarding=1"},
 		"elsewhere":     {way(Way{Hop: survey.Hop{Device: "eth1", Table: 100}}), Critical, "way", "leave dev eth1 table 100 and not by cali1; ip route get 192.168.1.1 from 192.168.2.1 iif eth0"},
 		"nowhere":       {way(Way{Err: survey.ErrForbidden}), Critical, "way", "go nowhere"},

@@ -263,12 +263,11 @@ func barred(f Facts) []Finding {
 			continue // it is said
 		}
 		delete(of, b.Device)
-		_, name, _ := strings.Cut(b.Setting, "net/ipv4/conf/")
-		name, _, _ = strings.Cut(name, "/")
+		field := conf(b.By, "rp_filter")
 		out = append(out, Finding{
-			Severity: Critical, Check: "rp-filter", Device: b.Device, Object: b.Addr.String(), Field: conf(name, "rp_filter"),
+			Severity: Critical, Check: "rp-filter", Device: b.Device, Object: b.Addr.String(), Field: field,
 			What:  fmt.Sprintf("packets of %s come in by %s, which drops them: the way back is %s, and %s is strict about that (rp_filter)", strings.Join(who, ", "), b.Device, b.Back, b.Device),
-			Cause: fmt.Sprintf("%s is 1 (RFC 3704), and routers send packets for this host to %s", conf(name, "rp_filter"), b.Device),
+			Cause: fmt.Sprintf("%s is 1 (RFC 3704), and routers send packets for this host to %s", field, b.Device),
 			Cure:  fmt.Sprintf("sysctl -w %s=2 # or have the routers send to %s", conf(b.Device, "rp_filter"), b.Back.Device),
 		})
 	}

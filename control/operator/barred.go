@@ -50,8 +50,8 @@ func (e *examination) barred(ctx context.Context, echoes []probe.Echo) error {
 				return
 			}
 			_, err := asker.Ask(survey.Packet{From: b.Addr, To: local.Addr(), In: b.Device})
-			b.Setting = survey.Strict(e.s.cfg.Sysctls, b.Device)
-			if !errors.Is(err, survey.ErrSource) || b.Setting == "" {
+			b.By = survey.Strict(e.s.cfg.Sysctls, b.Device)
+			if !errors.Is(err, survey.ErrSource) || b.By == "" {
 				return
 			}
 			if b.Back, errs[i] = asker.Ask(survey.Packet{To: b.Addr}); errs[i] == nil {

@@ -112,7 +112,7 @@ func TestJoin(t *testing.T) {
 		"no way back": {func(_, dst *Facts) { dst.Out.Ways[0].Err = survey.ErrNoRoute }, "node3", "way", "go nowhere"},
 		"strict":      {func(_, dst *Facts) { dst.In.Ways[0].Err = survey.ErrSource }, "node3", "way", "rp_filter"},
 		"strict device": {func(_, dst *Facts) {
-			dst.In.Barred = []doctor.Barred{{Node: "node1", Addr: netip.MustParseAddr("10.1.0.11"), Device: "eth1", Setting: "net/ipv4/conf/eth1/rp_filter", Back: survey.Hop{Device: "eth0", Table: dataplane.MainTable}}}
+			dst.In.Barred = []doctor.Barred{{Node: "node1", Addr: netip.MustParseAddr("10.1.0.11"), Device: "eth1", By: "eth1", Back: survey.Hop{Device: "eth0", Table: dataplane.MainTable}}}
 		}, "node3", "rp-filter", "sysctl -w net.ipv4.conf.eth1.rp_filter=2"},
 		"a rule is why": {func(src, _ *Facts) {
 			src.Out.Host.Rules = []rule.Rule{{Family: dataplane.IPv4, To: netip.MustParsePrefix("192.168.0.0/16"), Action: "prohibit"}}

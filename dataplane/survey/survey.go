@@ -78,16 +78,16 @@ func number(sysctls, name string) int {
 	return n
 }
 
-// Strict returns the setting by which a device drops IPv4 packets whose answer would leave by another one (RFC 3704, section 2.2);
-// empty: it does not. The kernel goes by the larger of the device's own value and that of all devices.
-func Strict(sysctls, device string) (setting string) {
-	const strict = 1
-	own, all := "net/ipv4/conf/"+device+"/rp_filter", "net/ipv4/conf/all/rp_filter"
-	switch n := number(sysctls, own); {
-	case max(n, number(sysctls, all)) != strict:
+// Strict returns by whose rp_filter, its own or that of "all", a device drops IPv4 packets whose answer would leave by another one
+// (RFC 3704, section 2.2); empty: it does not. The kernel goes by the larger of the device's own value and that of all devices.
+func Strict(sysctls, device string) (by string) {
+	const strict, all = 1, "all"
+	of := func(name string) int { return number(sysctls, "net/ipv4/conf/"+name+"/rp_filter") }
+	switch own := of(device); {
+	case max(own, of(all)) != strict:
 		return ""
-	case n == strict:
-		return own
+	case own == strict:
+		return device
 	}
 	return all
 }

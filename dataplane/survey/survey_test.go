@@ -142,9 +142,9 @@ func TestAsk(t *testing.T) {
 func TestStrict(t *testing.T) {
 	for _, tt := range []struct{ all, own, want string }{
 		{"0", "0", ""},
-		{"0", "1", "net/ipv4/conf/a0.7/rp_filter"},
-		{"1", "1", "net/ipv4/conf/a0.7/rp_filter"},
-		{"1", "0", "net/ipv4/conf/all/rp_filter"},
+		{"0", "1", "a0.7"},
+		{"1", "1", "a0.7"},
+		{"1", "0", "all"},
 		{"1", "2", ""},
 		{"2", "1", ""},
 	} {
