@@ -146,5 +146,5 @@ func releases(node string, addrs []netip.Addr, have []store.Object, now time.Tim
 
 // ownHandle reports whether a handle holds what a node itself uses.
 func ownHandle(handle, node string) bool {
-	return handle == ipam.ReserveHandle(node) || strings.HasPrefix(handle, "routerd-gateway-"+node+".")
+	return handle == store.ReserveHandle(node) || strings.HasPrefix(handle, "routerd-gateway-"+node+".")
 }

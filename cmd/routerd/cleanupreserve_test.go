@@ -49,7 +49,7 @@ func TestCleanupGivesReserveBack(t *testing.T) {
 	if out := cleanup("--yes"); !strings.Contains(out, "removed reserve of ") {
 		t.Errorf("with the datastore: %s", out)
 	}
-	if _, err := c.Get(t.Context(), store.HandleKey(ipam.ReserveHandle("node1"))); !errors.Is(err, store.ErrNotFound) {
+	if _, err := c.Get(t.Context(), store.HandleKey(store.ReserveHandle("node1"))); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("the reserve's handle: %v", err)
 	}
 	// Started again it has one as before.

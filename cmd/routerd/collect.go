@@ -88,7 +88,7 @@ func (h hostAddresses) Allocations() []ipam.Allocation { return h.ipam.Allocatio
 // Uses counts what the daemon itself holds as in use: the node's agent looks
 // after tunnels' addresses, and IPAM after its reserve.
 func (h hostAddresses) Uses(handle string) bool {
-	return strings.HasSuffix(handle, "-tunnel-addr-"+h.node) || handle == ipam.ReserveHandle(h.node) || h.attach.Uses(handle)
+	return strings.HasSuffix(handle, "-tunnel-addr-"+h.node) || handle == store.ReserveHandle(h.node) || h.attach.Uses(handle)
 }
 
 func (h hostAddresses) Wired(ctx context.Context) (map[string]bool, error) {

@@ -15,7 +15,6 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
-	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
 	"github.com/routerd/routerd/control/netpolicy"
 	"github.com/routerd/routerd/control/policy"
@@ -86,7 +85,7 @@ func TestOldDisk(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		handle, err := c.Get(t.Context(), store.HandleKey(ipam.ReserveHandle("node1")))
+		handle, err := c.Get(t.Context(), store.HandleKey(store.ReserveHandle("node1")))
 		if err != nil {
 			return err
 		}

@@ -106,7 +106,7 @@ func TestRebootWhileDatastoreAway(t *testing.T) {
 	}
 	c := h.store(socket)
 	await.Until(t, "the reserve and the workloads are in the datastore", func() error {
-		handle, err := c.Get(t.Context(), store.HandleKey(ipam.ReserveHandle("node1")))
+		handle, err := c.Get(t.Context(), store.HandleKey(store.ReserveHandle("node1")))
 		if err != nil {
 			return err
 		}
@@ -230,7 +230,7 @@ func TestADDWithoutDatastore(t *testing.T) {
 	r.ready()
 	c := h.store(socket)
 	await.Until(t, "the reserve", func() error {
-		_, err := c.Get(t.Context(), store.HandleKey(ipam.ReserveHandle("node1")))
+		_, err := c.Get(t.Context(), store.HandleKey(store.ReserveHandle("node1")))
 		return err
 	})
 	if _, err := r.attach("first"); err != nil {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/cluster"
-	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
 
@@ -165,7 +164,7 @@ func (x *reclaimer) holds(b *cluster.Block, a netip.Addr, r record, reserved boo
 	}
 	n, _ := whole.Ordinal(a)
 	at := whole.Attribute(n)
-	return at != nil && at.HandleID != nil && (*at.HandleID == handle(r.id()) || reserved && *at.HandleID == ipam.ReserveHandle(x.node))
+	return at != nil && at.HandleID != nil && (*at.HandleID == handle(r.id()) || reserved && *at.HandleID == store.ReserveHandle(x.node))
 }
 
 // later has [Attacher.Run] take up again what the datastore forgot.

@@ -209,7 +209,7 @@ func (c *Collector) LookHost(ctx context.Context) (Report, error) {
 // given an address of that, see [ipam.Allocator.ReleaseUnless].
 func (c *Collector) LookBorrowed(ctx context.Context) (Report, error) {
 	uses := func(cl ipam.Claim) bool {
-		return cl.Handle != ipam.ReserveHandle(c.cfg.Node) && c.cfg.Host.Uses(cl.Handle)
+		return cl.Handle != store.ReserveHandle(c.cfg.Node) && c.cfg.Host.Uses(cl.Handle)
 	}
 	return c.lookHost(ctx, c.borrowed, uses, func(see func(ipam.Allocation)) (unreadable int, err error) {
 		err = store.Pages(ctx, c.cfg.Store, store.KindIPAMBlock, "", func(objs []store.Object) error {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
@@ -158,7 +159,7 @@ func (p *Planner) Foreseen() store.NodeEncaps {
 	return store.NodeEncaps{Published: true, Accepts: encapNames(accepts), Uses: encapNames(uses), Sends: sends}
 }
 
-// maxReason bounds the length of a published reason.
+// maxReason bounds the length of a published reason, in bytes.
 const maxReason = 400
 
 // publicRefuses says why the kernel does not accept what is wanted, or could not
@@ -171,7 +172,8 @@ func (r *receiver) publicRefuses(self *cluster.Node, wanted set[dataplane.Encap]
 	note := func(f dataplane.Encap, err error) {
 		s := err.Error()
 		if len(s) > maxReason {
-			s = s[:maxReason] + "…"
+			// A cut may fall within a character.
+			s = strings.ToValidUTF8(s[:maxReason], "") + "…"
 		}
 		out[f.String()] = s
 	}

@@ -198,7 +198,7 @@ func (d *draft) take(r *Request, picks []pick) ([]Assignment, error) {
 		if err := d.settle(p); err != nil {
 			return nil, err
 		}
-		own := ReserveHandle(d.s.node)
+		own := store.ReserveHandle(d.s.node)
 		before := len(p.bd.block.Block.HeldBy(own))
 		p.bd.block.assign(p.ordinals, r.attribute(d.s.node))
 		p.bd.block.compact() // what an address in its cool-down had may be left

@@ -127,7 +127,7 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 		case st.holds(a):
 			return pick{}, []Assignment{d.assignment(bd.block, o, st.req.Handle)}, nil
 		case d.s.ownReserve(a, st.addr, &st.req, d.now):
-			if _, err := d.readHandle(ReserveHandle(d.s.node), true); err != nil {
+			if _, err := d.readHandle(store.ReserveHandle(d.s.node), true); err != nil {
 				return pick{}, nil, err
 			}
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
@@ -136,7 +136,7 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 			return pick{bd: bd, ordinals: []int{o}}, nil, nil
 		case a.ReleasedAt != nil:
 			return pick{}, nil, st.stillCooling(d, a.ReleasedAt.Time)
-		case a.HandleID != nil && *a.HandleID == ReserveHandle(d.s.node) && d.s.coolingDown(st.addr, d.now):
+		case a.HandleID != nil && *a.HandleID == store.ReserveHandle(d.s.node) && d.s.coolingDown(st.addr, d.now):
 			return pick{}, nil, st.stillCooling(d, d.s.reserve.released[st.addr])
 		case a.HandleID != nil:
 			return pick{}, nil, fmt.Errorf("%w: %s is held by %s", ErrTaken, st.addr, *a.HandleID)

@@ -88,7 +88,7 @@ type confirmStep struct {
 
 func (st *confirmStep) plan(d *draft) error {
 	st.errs = make([]error, len(st.all))
-	own := ReserveHandle(d.s.node)
+	own := store.ReserveHandle(d.s.node)
 	blocks := make([]*blockDraft, len(st.all))
 	var missing error
 	note := func(err error) {

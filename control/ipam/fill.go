@@ -35,7 +35,7 @@ func (st *fillStep) plan(d *draft) error {
 	if p == nil || p.off != "" || st.target == 0 {
 		return st.giveBack(d, p, 0)
 	}
-	own := ReserveHandle(d.s.node)
+	own := store.ReserveHandle(d.s.node)
 	held, free, err := d.room(p, own)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func (d *draft) fence() error {
 	if d.s.reserve.fenced {
 		return nil
 	}
-	own := ReserveHandle(d.s.node)
+	own := store.ReserveHandle(d.s.node)
 	hd, err := d.readHandle(own, true)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func (s *state) unclaimed(p *pool) int {
 // all that an IPReservation has; never what is assigned, or what
 // is in its cool-down. Without a pool it is what lies in none.
 func (st *fillStep) giveBack(d *draft, p *pool, keep int) error {
-	own := ReserveHandle(d.s.node)
+	own := store.ReserveHandle(d.s.node)
 	hd, err := d.readHandle(own, true)
 	if err != nil {
 		return err

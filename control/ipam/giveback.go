@@ -29,7 +29,7 @@ func Held(ctx context.Context, st store.Store, node string) (int, error) {
 // reserveOf reads the handle of a node's reserve; one that does not exist holds
 // nothing.
 func reserveOf(ctx context.Context, st store.Store, node string) (*store.Handle, error) {
-	obj, err := st.Get(ctx, store.HandleKey(ReserveHandle(node)))
+	obj, err := st.Get(ctx, store.HandleKey(store.ReserveHandle(node)))
 	if errors.Is(err, store.ErrNotFound) {
 		return &store.Handle{}, nil
 	}
@@ -69,14 +69,14 @@ func GiveBack(ctx context.Context, st store.Store, node string) (int, error) {
 func giveBackBlock(ctx context.Context, st store.Store, node string, cidr netip.Prefix) (int, error) {
 	var last error
 	for range giveBackTries {
-		handle, err := st.Get(ctx, store.HandleKey(ReserveHandle(node)))
+		handle, err := st.Get(ctx, store.HandleKey(store.ReserveHandle(node)))
 		if errors.Is(err, store.ErrNotFound) {
 			return 0, nil
 		}
 		if err != nil {
 			return 0, err
 		}
-		handle.Key = store.HandleKey(ReserveHandle(node))
+		handle.Key = store.HandleKey(store.ReserveHandle(node))
 		var ops []store.Op
 		left, freed := map[string]int{cidr.String(): 0}, 0
 		switch obj, err := st.Get(ctx, store.BlockKey(cidr)); {
@@ -85,7 +85,7 @@ func giveBackBlock(ctx context.Context, st store.Store, node string, cidr netip.
 			return 0, err
 		default:
 			obj.Key = store.BlockKey(cidr)
-			edit, ok, err := EditBlock(obj, func(a Allocation) bool { return a.Handle == ReserveHandle(node) }, false, time.Now(), Cooldown(ctx, st))
+			edit, ok, err := EditBlock(obj, func(a Allocation) bool { return a.Handle == store.ReserveHandle(node) }, false, time.Now(), Cooldown(ctx, st))
 			if err != nil {
 				return 0, err
 			}

@@ -48,7 +48,7 @@ func TestGiveBack(t *testing.T) {
 	}
 	// A handle that names a block that is gone ends too.
 	put(t, w.st, newNode("b", nil))
-	putAt(t, w.st, store.HandleKey(ReserveHandle("b")), &store.Handle{Block: map[string]int{"10.9.0.0/26": 3}})
+	putAt(t, w.st, store.HandleKey(store.ReserveHandle("b")), &store.Handle{Block: map[string]int{"10.9.0.0/26": 3}})
 	if n, err := GiveBack(await.Context(t), w.st, "b"); n != 0 || err != nil {
 		t.Errorf("gave %d back of a block that is gone, %v", n, err)
 	}

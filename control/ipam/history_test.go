@@ -203,7 +203,7 @@ func TestHistory(t *testing.T) {
 	}
 	have := audit(t, st)
 	maps.DeleteFunc(have, func(_ netip.Addr, handle string) bool {
-		return slices.ContainsFunc(players, func(p *player) bool { return handle == ReserveHandle(p.name) })
+		return slices.ContainsFunc(players, func(p *player) bool { return handle == store.ReserveHandle(p.name) })
 	})
 	mustDiff(t, "what is assigned and to whom", want, have)
 }

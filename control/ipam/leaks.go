@@ -68,7 +68,7 @@ type unlessStep struct {
 
 func (st *unlessStep) plan(d *draft) error {
 	st.claims = slices.DeleteFunc(slices.Clone(st.all), func(c Claim) bool {
-		return st.used(c) || c.Handle == ReserveHandle(d.s.node) && d.s.keeps(c.Addr)
+		return st.used(c) || c.Handle == store.ReserveHandle(d.s.node) && d.s.keeps(c.Addr)
 	})
 	return st.claimsStep.plan(d)
 }

@@ -73,7 +73,7 @@ func (st *handleStep) settleClaims(d *draft) error {
 		if bd.block.Block == nil {
 			continue
 		}
-		if at := bd.block.Block.Attribute(ordinalOf(info.CIDR, a)); at != nil && at.HandleID != nil && *at.HandleID == ReserveHandle(d.s.node) {
+		if at := bd.block.Block.Attribute(ordinalOf(info.CIDR, a)); at != nil && at.HandleID != nil && *at.HandleID == store.ReserveHandle(d.s.node) {
 			d.writeBlock(bd)
 		}
 	}

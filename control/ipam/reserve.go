@@ -20,10 +20,6 @@ import (
 // AttrTypeReserve is the [AttrType] of a node's reserve.
 const AttrTypeReserve = "routerdReserve"
 
-// ReserveHandle returns the handle under which a node holds addresses for
-// workloads to come.
-func ReserveHandle(node string) string { return store.ReserveHandle(node) }
-
 // ReserveConfig bounds a node's reserve. It is held for each pool from which a
 // workload that asks for none in particular would get an address, one of each
 // family, and for those that requests have named lately.
@@ -383,7 +379,7 @@ func (a *Allocator) Ready() map[string]int {
 // ownReserve reports whether an address is held ready by this node, for
 // anybody or for the handle of a request.
 func (s *state) ownReserve(at *store.Attribute, a netip.Addr, r *Request, now time.Time) bool {
-	if at.HandleID == nil || *at.HandleID != ReserveHandle(s.node) || at.ReleasedAt != nil {
+	if at.HandleID == nil || *at.HandleID != store.ReserveHandle(s.node) || at.ReleasedAt != nil {
 		return false
 	}
 	claimed := s.reserve.claims[a]

@@ -200,7 +200,7 @@ func TestRestOutlivesTheDaemon(t *testing.T) {
 	// The pool is switched off: what rests stays until it has rested.
 	put(t, w.st, newPool("p", "10.0.0.0/24", blockSize(29), func(s *v3.IPPoolSpec) { s.Disabled = true }))
 	catchUp(t, h, w.st)
-	if audit(t, w.st)[first] != ReserveHandle("a") {
+	if audit(t, w.st)[first] != store.ReserveHandle("a") {
 		t.Errorf("%s went back to its block without its rest", first)
 	}
 	w.clock.turn(61 * time.Second)

@@ -75,7 +75,7 @@ func TestFreedFromReserve(t *testing.T) {
 		}},
 		{"with all of the handle, which goes", func(t *testing.T, w *world, _ *host, block netip.Prefix, _ netip.Addr, other func()) {
 			held := audit(t, w.st)
-			releaseAsCalico(t, w.st, block, func(a netip.Addr) bool { return held[a] == ReserveHandle("a") }, func() {})
+			releaseAsCalico(t, w.st, block, func(a netip.Addr) bool { return held[a] == store.ReserveHandle("a") }, func() {})
 			other()
 		}},
 	} {
@@ -88,7 +88,7 @@ func TestFreedFromReserve(t *testing.T) {
 			filled(t, h, "p", 8)
 			held := audit(t, w.st)
 			freed := slices.MinFunc(slices.Collect(maps.Keys(held)), netip.Addr.Compare)
-			if held[freed] != ReserveHandle("a") {
+			if held[freed] != store.ReserveHandle("a") {
 				t.Fatalf("%s is %q's", freed, held[freed])
 			}
 			block := h.Blocks()[0].CIDR
@@ -125,7 +125,7 @@ func TestReserveOfALostBlock(t *testing.T) {
 	lost := h.Blocks()[0].CIDR
 	claims := func() (out []Claim) {
 		for a, handle := range audit(t, w.st) {
-			if handle == ReserveHandle("a") {
+			if handle == store.ReserveHandle("a") {
 				out = append(out, Claim{Addr: a, Handle: handle})
 			}
 		}

@@ -278,7 +278,7 @@ func (m *reserveMachine) check(t *rapid.T) {
 	for _, l := range m.lives {
 		for handle, addr := range l.records {
 			switch by := stored[addr]; {
-			case by == handle, by == ReserveHandle(l.name) && m.owner[addr] == handle:
+			case by == handle, by == store.ReserveHandle(l.name) && m.owner[addr] == handle:
 			case l.told[handle]: // its release was cut short
 			default:
 				t.Fatalf("%s is %s's, and stored as %q's", addr, handle, by)

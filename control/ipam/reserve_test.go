@@ -128,7 +128,7 @@ func TestReserve(t *testing.T) {
 	confirm(t, h, all...)
 	confirm(t, h, all...) // twice does no harm
 	have := audit(t, w.st)
-	maps.DeleteFunc(have, func(_ netip.Addr, handle string) bool { return handle == ReserveHandle("a") })
+	maps.DeleteFunc(have, func(_ netip.Addr, handle string) bool { return handle == store.ReserveHandle("a") })
 	mustDiff(t, "what the store holds but for the reserve", got, have)
 	filled(t, h, "p", 12)
 	for i := range 12 {
@@ -140,7 +140,7 @@ func TestReserve(t *testing.T) {
 	}
 	have = audit(t, w.st)
 	for a, handle := range have {
-		if handle != ReserveHandle("a") {
+		if handle != store.ReserveHandle("a") {
 			t.Errorf("%s is left to %s", a, handle)
 		}
 	}
@@ -218,7 +218,7 @@ func TestReserveSharesASmallPool(t *testing.T) {
 	for _, handle := range audit(t, w.st) {
 		held[handle]++
 	}
-	if n := held[ReserveHandle("a")]; n > 2 {
+	if n := held[store.ReserveHandle("a")]; n > 2 {
 		t.Errorf("the reserve holds %d of 16 addresses", n)
 	}
 }
@@ -595,7 +595,7 @@ func TestReserveFromDisk(t *testing.T) {
 	confirm(t, h, all...)
 	filled(t, h, "p", 16)
 	have := audit(t, w.st)
-	maps.DeleteFunc(have, func(_ netip.Addr, handle string) bool { return handle == ReserveHandle("a") })
+	maps.DeleteFunc(have, func(_ netip.Addr, handle string) bool { return handle == store.ReserveHandle("a") })
 	mustDiff(t, "stored", got, have)
 }
 

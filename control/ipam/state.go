@@ -259,7 +259,7 @@ func (s *state) readBlock(cidr netip.Prefix, rev store.Revision, b *cluster.Bloc
 	}
 	info := &blockInfo{Block: b}
 	if v := b.Value(); v != nil {
-		info.ready = v.HeldBy(ReserveHandle(s.node))
+		info.ready = v.HeldBy(store.ReserveHandle(s.node))
 	}
 	return info
 }

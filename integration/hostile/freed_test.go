@@ -26,7 +26,7 @@ func freeAddresses(t *testing.T, l *lab.Lab, s store.Store) {
 		var block store.Object
 		var held ipam.Allocation
 		poll(t, "the datastore knows whose the address is", func() string {
-			if block, held = holderOf(t, s, addr); held.Handle == "" || held.Handle == ipam.ReserveHandle("node2") {
+			if block, held = holderOf(t, s, addr); held.Handle == "" || held.Handle == store.ReserveHandle("node2") {
 				return fmt.Sprintf("%s is held by %q", addr, held.Handle)
 			}
 			return ""

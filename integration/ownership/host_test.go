@@ -132,7 +132,7 @@ func (h *host) Uses(handle string) bool {
 	defer h.mu.Unlock()
 	_, held := h.held[handle]
 	_, doubted := h.doubt[handle]
-	return held || doubted || h.pending[handle] || handle == ipam.ReserveHandle(h.name)
+	return held || doubted || h.pending[handle] || handle == store.ReserveHandle(h.name)
 }
 
 func (h *host) Wired(context.Context) (map[string]bool, error) { return nil, nil }

@@ -316,7 +316,7 @@ func (w *world) settle(st store.Store, cluster *collect.Collector) error {
 	reserves := map[string]bool{}
 	left := slices.Delete(slices.Clone(w.all), 1, 2) // that one is dead for good
 	for _, h := range left {
-		reserves[ipam.ReserveHandle(h.name)] = true
+		reserves[store.ReserveHandle(h.name)] = true
 		if err := h.boot(context.Background()); err != nil {
 			return err
 		}

@@ -90,14 +90,14 @@ func (r *run) checkAddresses(ctx context.Context) error {
 	var errs []error
 	for where, addrs := range r.world.pods {
 		for _, a := range addrs {
-			if owners[a] == "" || strings.HasPrefix(owners[a], ipam.ReserveHandle("")) {
+			if owners[a] == "" || strings.HasPrefix(owners[a], store.ReserveHandle("")) {
 				errs = append(errs, fmt.Errorf("%s of %s is %q's in the datastore", a, where, owners[a]))
 			}
 			delete(owners, a)
 		}
 	}
 	for a, handle := range owners {
-		if !strings.HasPrefix(handle, ipam.ReserveHandle("")) && !strings.Contains(handle, "tunnel-addr") {
+		if !strings.HasPrefix(handle, store.ReserveHandle("")) && !strings.Contains(handle, "tunnel-addr") {
 			errs = append(errs, fmt.Errorf("%s is held by %s, which is gone", a, handle))
 		}
 	}

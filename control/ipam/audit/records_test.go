@@ -33,7 +33,7 @@ func TestReserveNeedsItsBlock(t *testing.T) {
 			w := newMendWorld(t)
 			w.register("node-a")
 			w.register("node-b")
-			cidr, handle, first := netip.MustParsePrefix("10.0.0.0/30"), ipam.ReserveHandle("node-a"), 0
+			cidr, handle, first := netip.MustParsePrefix("10.0.0.0/30"), store.ReserveHandle("node-a"), 0
 			b := &store.Block{
 				CIDR: cidr.String(), Allocations: []*int{&first, nil, nil, nil}, Unallocated: []int{1, 2, 3},
 				Attributes: []store.Attribute{{HandleID: &handle, Secondary: map[string]string{ipam.AttrNode: "node-a", ipam.AttrType: ipam.AttrTypeReserve}}},
