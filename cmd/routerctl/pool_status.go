@@ -27,7 +27,8 @@ A change of mode goes on node by node without losing packets: each node first ac
 the new encapsulation, then sends in it to those who accept it too, and lets go of the
 old one when no node sends in it any more. A node that cannot accept the new one stops
 the change for packets to and from it; the reason is shown. Peers to which probes do not
-get through in the new one stay as they were, and are named with the reason.`,
+get through in the new one stay as they were, and are named with the reason. A pool whose
+change was forced says so, for its peers are moved whatever probes find.`,
 		Example: "  routerctl pool status\n  routerctl pool status default-ipv4-ippool",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
@@ -94,7 +95,11 @@ func (c poolFacts) print(w io.Writer, names []string) error {
 		}
 		first = false
 		rows, moved, of := c.rows(p)
-		fmt.Fprintf(w, "IPPool(%s) %s: %s; %d of %d nodes have moved to it\n", p.Name, p.Spec.CIDR, c.modeOf(p), moved, of)
+		forced := ""
+		if store.Forced(p) {
+			forced = ", by --force: packets to a peer that it does not reach get lost"
+		}
+		fmt.Fprintf(w, "IPPool(%s) %s: %s; %d of %d nodes have moved to it%s\n", p.Name, p.Spec.CIDR, c.modeOf(p), moved, of, forced)
 		if len(rows) == 0 {
 			continue
 		}

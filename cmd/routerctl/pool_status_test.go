@@ -77,6 +77,12 @@ node5   yes        VXLAN/4096/4789   -
 	if err := c.print(&out, []string{"settled"}); err != nil || strings.Contains(out.String(), "moving") {
 		t.Errorf("one pool: %v\n%s", err, out.String())
 	}
+	c.pool("settled").Annotations = map[string]string{store.AnnotationForce: string(store.VXLAN)}
+	out.Reset()
+	const forced = "IPPool(settled) 10.1.0.0/24: VXLAN/4096/4789; 4 of 4 nodes have moved to it, by --force: packets to a peer that it does not reach get lost\n"
+	if err := c.print(&out, []string{"settled"}); err != nil || !strings.HasPrefix(out.String(), forced) {
+		t.Errorf("forced: %v\n%s", err, out.String())
+	}
 	if err := c.print(&out, []string{"none"}); err == nil {
 		t.Error("a pool that does not exist is shown")
 	}

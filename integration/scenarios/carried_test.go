@@ -94,6 +94,71 @@ func TestNotCarriedIPv6(t *testing.T) {
 	expectNoLoss(t, "to a tunnel that the spine carries", c.load)
 }
 
+// TestForcedNotCarried forces the change that TestNotCarried does without: all peers move,
+// pool status says that it was forced, and across racks packets get lost from then on. Put back,
+// each flow gets there from the moment that its host has moved, and in the rack none loses any.
+func TestForcedNotCarried(t *testing.T) {
+	beside(t)
+	top := topology(3, 2, store.VXLAN)
+	top.Spine.BGP = new(false)
+	c := &changing{Lab: bringUp(t, "forced", top)}
+	c.store = openStore(t, c.Lab)
+	reach(t, c.Lab, traffic.Options{})
+	c.waitMode(t, store.VXLAN)
+	c.load = startLoad(t, c.Lab, loadPairs()...)
+	expectNoLoss(t, "before any change", c.load)
+	c.setMode(t, store.Direct)
+	c.waitStays(t, "vxlan/4096/4789")
+	expectNoLoss(t, "without --force", c.load)
+
+	c.setMode(t, store.Direct, "--force")
+	c.waitMode(t, store.Direct)
+	c.expectForced(t, "3 of 3 nodes have moved to it, by --force")
+	c.expectDark(t, "forced")
+
+	said := c.setMode(t, store.VXLAN)
+	c.waitMode(t, store.VXLAN)
+	if strings.Contains(said, "stays in") {
+		t.Errorf("put back, apply says that some stay:\n%s", said)
+	}
+	c.expectForced(t, "3 of 3 nodes have moved to it\n")
+	c.expectDark(t, "until it is put back")
+	for _, s := range c.load.streams {
+		poll(t, "the connection goes on", func() string {
+			if r := s.Interval(); r.Bytes == 0 {
+				return r.String()
+			}
+			return ""
+		})
+	}
+	expectNoLoss(t, "put back", c.load)
+	reach(t, c.Lab, traffic.Options{Size: modeOf(store.VXLAN).mtu, DF: true})
+}
+
+// expectForced looks for what pool status says in its first line.
+func (c *changing) expectForced(t *testing.T, want string) {
+	t.Helper()
+	if out := routerctl(t, c.Lab, "node2", "", "pool", "status"); !strings.Contains(out, want) || strings.Contains(out, "stays in") {
+		t.Errorf("pool status, want %q:\n%s", want, out)
+	}
+}
+
+// expectDark holds that since the last report flows across racks lost packets, all of them in one run,
+// and those of a rack none.
+func (c *changing) expectDark(t *testing.T, what string) {
+	t.Helper()
+	for _, f := range c.load.packets.Interval() {
+		t.Logf("%s: %s", what, f)
+		across := strings.HasPrefix(f.From, "node3") != strings.HasPrefix(f.To, "node3")
+		switch {
+		case across && len(f.Losses) != 1:
+			t.Errorf("%s: %d times packets were lost, want once: %s", what, len(f.Losses), f)
+		case !across && f.Lost() > 0:
+			t.Errorf("%s: %s", what, f)
+		}
+	}
+}
+
 // spineKnows gives the spine routes to the pods of a family, and to the addresses of the
 // hosts' tunnels.
 func spineKnows(t *testing.T, l *lab.Lab, f dataplane.Family) {
