@@ -38,6 +38,7 @@ type backend struct {
 	mu     sync.Mutex // guards the rest
 	policy *policy
 	names  map[netip.Addr]Peer // never changed: it is replaced
+	owners *owners             // of what was announced since the policy was made
 
 	complete func() // says that no peer is awaited any more; nil: none is. Who changes the backend has it
 }
@@ -92,7 +93,7 @@ func (b *backend) listens() bool { return b.listening }
 func (b *backend) adopt(c *Config) {
 	p, running := newPolicy(c), runningPeers(c)
 	b.mu.Lock()
-	b.policy = p
+	b.policy, b.owners = p, &owners{of: map[netip.Addr]string{}}
 	names := maps.Clone(b.names)
 	for addr, peer := range running {
 		if _, ok := names[addr]; ok {
@@ -110,20 +111,68 @@ func (b *backend) setPolicy(_ context.Context, _, c *Config) error {
 }
 
 func (b *backend) announce(c *Config) error {
+	origins, err := c.origins()
+	if err != nil {
+		return err
+	}
+	b.Announce(origins)
+	return nil
+}
+
+// update changes what is announced for some addresses of Services. c has these alone.
+func (b *backend) update(c *Config, gone []netip.Prefix) error {
+	origins, err := c.origins()
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	o := b.owners
+	b.mu.Unlock()
+	o.mu.Lock()
+	for _, p := range c.Announce {
+		o.of[p.Addr()] = c.serviceOf(p)
+	}
+	for _, p := range gone {
+		o.of[p.Addr()] = ""
+	}
+	o.mu.Unlock()
+	b.Update(origins, gone)
+	return nil
+}
+
+// origins is what c has announced in the engine's terms.
+func (c *Config) origins() ([]engine.Origin, error) {
 	origins := make([]engine.Origin, 0, len(c.Announce))
 	for _, p := range c.Announce {
 		out := engine.Origin{Prefix: p, NextHop: c.nextHopOf(p), LocalPref: c.localPrefOf(p)}
 		for tag := range strings.FieldsSeq(c.Tags[p]) {
 			small, large, err := readCommunity(tag)
 			if err != nil {
-				return fmt.Errorf("announce %s: %w", p, err)
+				return nil, fmt.Errorf("announce %s: %w", p, err)
 			}
 			out.Communities, out.Large = append(out.Communities, small...), append(out.Large, large...)
 		}
 		origins = append(origins, out)
 	}
-	b.Announce(origins)
-	return nil
+	return origins, nil
+}
+
+// owners are what addresses are announced for of which that has changed since a policy was
+// made; empty: nothing.
+type owners struct {
+	mu sync.Mutex
+	of map[netip.Addr]string
+}
+
+// owner names what a prefix that begins here is announced for; empty: nothing that has a name.
+func (r *reader) owner(p netip.Prefix) string {
+	r.owners.mu.Lock()
+	name, known := r.owners.of[p.Addr()]
+	r.owners.mu.Unlock()
+	if known && p.IsSingleIP() {
+		return name
+	}
+	return cmp.Or(r.policy.c.Injected[p].Owner, r.policy.c.serviceOf(p))
 }
 
 func (b *backend) addPeer(_ context.Context, c *Config, p Peer) error {
@@ -329,6 +378,7 @@ func (b *backend) tell(events []engine.Event, changes []chosenPaths) {
 type reader struct {
 	policy *policy
 	names  map[netip.Addr]Peer
+	owners *owners
 	judged judged // scratch
 
 	set  attrs.Handle
@@ -342,7 +392,7 @@ type reader struct {
 
 func (b *backend) reader() *reader {
 	b.mu.Lock()
-	r := &reader{policy: b.policy, names: b.names}
+	r := &reader{policy: b.policy, names: b.names, owners: b.owners}
 	b.mu.Unlock()
 	r.note = func(p *engine.Path) bool {
 		switch {
@@ -510,7 +560,7 @@ func (r *reader) route(p *engine.Path) Route {
 		LongLived: p.Flags&attrs.LLGRStale != 0, Stale: p.Stale,
 	}
 	if out.Own {
-		out.Owner = cmp.Or(r.policy.c.Injected[p.Prefix].Owner, r.policy.c.serviceOf(p.Prefix))
+		out.Owner = r.owner(p.Prefix)
 	}
 	out.NextHop = nextHopOf(p, out.IBGP)
 	if p.Flags&attrs.HasOriginator != 0 {

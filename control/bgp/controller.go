@@ -121,6 +121,8 @@ type Controller struct {
 	injected *inject.Table
 	bfd      *watchdog   // nil: no peer is watched
 	damped   *time.Timer // until addresses of Services that came and went may be announced; drive's
+	applied  bool        // the speaker does what the view wanted, but for these addresses; drive's
+	whole    atomic.Bool // more than these addresses may be another
 
 	files   *secretFiles
 	objects *secretObjects // nil: there are none
@@ -186,7 +188,7 @@ func (c *Controller) Run(ctx context.Context, steps *cluster.Follower) error {
 	g.Go(func() error {
 		for s := range steps.Steps(gctx) {
 			if c.take(s) {
-				c.poke()
+				c.dirty.Set()
 			}
 		}
 		return nil
@@ -242,6 +244,7 @@ func (c *Controller) expireInjected(ctx context.Context) {
 	}
 }
 
+// take reports whether there is something to reconcile.
 func (c *Controller) take(s cluster.Step) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,10 +260,18 @@ func (c *Controller) take(s cluster.Step) (changed bool) {
 	if err != nil {
 		c.log.Warn("bgp input refused", "error", err)
 	}
+	if unread || c.view.other {
+		c.view.other = false
+		c.whole.Store(true)
+	}
 	return changed || unread
 }
 
-func (c *Controller) poke() { c.dirty.Set() }
+// poke has all of the configuration made anew.
+func (c *Controller) poke() {
+	c.whole.Store(true)
+	c.dirty.Set()
+}
 
 // Pauses between attempts to apply a configuration.
 const (
@@ -303,15 +314,36 @@ func (c *Controller) drive(ctx context.Context) {
 
 // reconcile reports whether there is nothing to try again.
 func (c *Controller) reconcile(ctx context.Context) bool {
+	whole := c.whole.Swap(false) || !c.applied
 	c.mu.Lock()
 	synced, links := c.view.synced, c.links
 	again := c.view.damp(time.Now())
-	cfg, err := c.memo.desired(&c.view, c.opts.Node)
+	touched := c.view.takeTouched()
+	var some []announced
+	if !whole {
+		var narrow bool
+		some, narrow = c.memo.touchedOf(&c.view, c.opts.Node, touched)
+		whole = !narrow
+	}
+	var cfg Config
+	var err error
+	if whole {
+		cfg, err = c.memo.desired(&c.view, c.opts.Node)
+	}
 	c.mu.Unlock()
 	c.damped.Stop()
 	if again > 0 {
 		c.damped.Reset(again)
 	}
+	if !whole {
+		if err := c.speaker.update(some); err != nil {
+			c.applied = false
+			c.log.Debug("bgp announcements for Services not changed alone", "error", err)
+			return c.reconcile(ctx)
+		}
+		return true
+	}
+	c.applied = false
 	if !synced {
 		return c.resume(ctx, cfg, err)
 	}
@@ -333,6 +365,7 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 		c.log.Warn("bgp setting ignored", "setting", s)
 	}
 	c.setErr(err)
+	c.applied = err == nil
 	return err == nil
 }
 

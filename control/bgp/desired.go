@@ -400,9 +400,8 @@ func restartProblem(field string, t time.Duration) string {
 func (d *derivation) announce(filters map[string]Filter, peers []Peer) (all, hidden []netip.Prefix) {
 	set, hide := map[netip.Prefix]bool{}, map[netip.Prefix]bool{}
 	may := func(p netip.Prefix) {
-		carried := func(q Peer) bool { return q.wanted() && q.carriesOf(p) }
 		switch {
-		case !d.ipTo(p.Addr()).IsValid() && !slices.ContainsFunc(peers, carried):
+		case !d.carries(p, peers):
 		case !d.hidden(p):
 			set[p] = true
 		case exportAccepts(filters):
@@ -423,6 +422,12 @@ func (d *derivation) announce(filters map[string]Filter, peers []Peer) (all, hid
 		d.single(may)
 	}
 	return sorted(set), sorted(hide)
+}
+
+// carries reports whether a prefix may be announced at all: the node has an address of its
+// family to be the next hop, or a session that gives one.
+func (d *derivation) carries(p netip.Prefix, peers []Peer) bool {
+	return d.ipTo(p.Addr()).IsValid() || slices.ContainsFunc(peers, func(q Peer) bool { return q.wanted() && q.carriesOf(p) })
 }
 
 // exportAccepts reports whether a filter may let out what is hidden.

@@ -84,9 +84,14 @@ type memo struct {
 	good     bool
 }
 
+// fits reports whether what it keeps is of what v is now.
+func (m *memo) fits(v *View, node string) bool {
+	return m.good && (v.synced || v.fromDisk) && m.asked == node && m.revision == v.revision
+}
+
 // desired is [Desired] at the cost of what has changed in v since the last call.
 func (m *memo) desired(v *View, node string) (Config, error) {
-	if !m.good || !v.synced && !v.fromDisk || m.asked != node || m.revision != v.revision {
+	if !m.fits(v, node) {
 		c, err := sessions(v, node)
 		m.config, m.asked, m.revision, m.good = c, node, v.revision, err == nil
 		if err != nil {

@@ -103,9 +103,70 @@ func (v *View) damp(now time.Time) time.Duration {
 	if v.nodes == nil || !v.synced && !v.fromDisk {
 		return 0 // what is not reported yet was not lost
 	}
-	var again time.Duration
-	v.held, again = v.damper.Damp(now, v.services.Announced(v.self))
+	changes := v.services.Changes()
+	held, again := v.damper.Damp(now, v.services.Announcement, changes)
+	if v.touched == nil {
+		v.touched = map[netip.Addr]bool{}
+	}
+	for a := range changes {
+		v.touched[a] = true
+	}
+	for _, l := range []map[netip.Addr]bool{v.held, held} {
+		for a := range l {
+			if v.held[a] != held[a] {
+				v.touched[a] = true
+			}
+		}
+	}
+	v.held = held
 	return again
+}
+
+// takeTouched takes the addresses of Services that may be announced otherwise than before.
+func (v *View) takeTouched() map[netip.Addr]bool {
+	out := v.touched
+	v.touched = nil
+	return out
+}
+
+// announced is what a node originates for an address of a Service, or that it does no more.
+type announced struct {
+	netip.Prefix
+	Service *service.Announcement // nil: it is originated no more
+	Tags    string
+}
+
+// touchedOf says what is originated for some addresses of Services, at the cost of these alone.
+// It is false where more than these may depend on it: then desired is to be asked.
+func (m *memo) touchedOf(v *View, node string, touched map[netip.Addr]bool) ([]announced, bool) {
+	d := newDerivation(v, node)
+	if !m.fits(v, node) || !v.synced || v.leaving || d.self.drain != "" || d.self.labels[excludeLabel] == "true" || len(v.injection.routes) > 0 {
+		return nil, false
+	}
+	d.leaving = map[netip.Prefix]bool{}
+	wide := d.services()
+	if len(touched) == 0 {
+		return nil, true
+	}
+	out := make([]announced, 0, len(touched))
+	var there []netip.Prefix
+	for a := range touched {
+		p := hostRoute(a)
+		if d.hidden(p) || v.affinities[node][p] || v.borrowed[node][a] || slices.Contains(wide, p) {
+			return nil, false // it is announced for another reason, or not to all
+		}
+		to := announced{Prefix: p}
+		if n, ok := v.services.Announcement(a); ok && !v.held[a] && d.carries(p, m.config.Peers) {
+			to.Service, d.leaving[p] = &n, n.State == service.Leaving
+			there = append(there, p)
+		}
+		out = append(out, to)
+	}
+	tags := d.tags(there)
+	for i := range out {
+		out[i].Tags = tags[out[i].Prefix]
+	}
+	return out, true
 }
 
 // service takes what the datastore says of Services, and reports whether what is

@@ -1,7 +1,10 @@
 package bgp
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,8 +12,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
 
 	"github.com/routerd/routerd/control/cluster/clustertest"
+	"github.com/routerd/routerd/control/service"
 	"github.com/routerd/routerd/store"
 )
 
@@ -167,32 +173,252 @@ func TestPlanOfServices(t *testing.T) {
 	}
 }
 
-// BenchmarkServices is what one change of an endpoint costs a node among 10,000 Services
-// of which it announces all, up to the configuration of its speaker.
-func BenchmarkServices(b *testing.B) {
+// manyServices is a view of a node among so many Services, all of which it announces.
+func manyServices(tb testing.TB, n int) *View {
+	tb.Helper()
 	v := &View{self: "node1", hasServices: true}
-	events := []store.Event{bgpNode(b, "node1", "10.1.0.11/24"), conf(b, "default", `{"serviceLoadBalancerIPs":[{"cidr":"172.16.0.0/12"}]}`)}
+	events := []store.Event{bgpNode(tb, "node1", "10.1.0.11/24"), conf(tb, "default", `{"serviceLoadBalancerIPs":[{"cidr":"172.16.0.0/12"}]}`)}
 	addr := netip.MustParseAddr("172.16.0.0")
-	for i := range 10_000 {
+	for i := range n {
 		addr = addr.Next()
 		name := fmt.Sprint("s", i)
-		events = append(events, svc(name, store.Service{ClusterIPs: []string{"10.96.0.1"}, LoadBalancerIPs: []string{addr.String()}, ExternalLocal: true}), endpoints(name, "node1", "node2"))
+		events = append(events, svc(name, store.Service{ClusterIPs: []string{"10.96.0.1"}, LoadBalancerIPs: []string{addr.String()}, ExternalLocal: true}), endpoints(name, "node1"))
 	}
 	if _, err := v.Apply(clustertest.Step("", store.Batch{Events: events, Synced: true})); err != nil {
-		b.Fatal(err)
+		tb.Fatal(err)
 	}
-	steps := []store.Event{endpoints("s1", "node1", "node2"), endpoints("s1", "node2")}
+	return v
+}
+
+// BenchmarkServices is what one change of an endpoint costs a node that announces the addresses
+// of so many Services, up to BGP's own table: as the controller does it, and with all made anew.
+func BenchmarkServices(b *testing.B) {
+	for _, n := range []int{100, 10_000} {
+		for _, whole := range []bool{false, true} {
+			b.Run(fmt.Sprintf("services=%d/whole=%t", n, whole), func(b *testing.B) {
+				v := manyServices(b, n)
+				s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.DiscardHandler)})
+				b.Cleanup(func() {
+					if err := s.Stop(context.WithoutCancel(b.Context()), false); err != nil {
+						b.Error(err)
+					}
+				})
+				var m memo
+				apply := func() {
+					c, err := m.desired(v, "node1")
+					if err != nil {
+						b.Fatal(err)
+					}
+					c.ListenPort, c.ListenAddrs = 0, nil
+					if err := s.Apply(b.Context(), c); err != nil {
+						b.Fatal(err)
+					}
+				}
+				v.damp(time.Unix(0, 0))
+				v.takeTouched()
+				apply()
+				steps := []store.Event{endpoints("s1", "node1"), endpoints("s1", "-node1")}
+				i := 0
+				for b.Loop() {
+					i++
+					if changed, err := v.Apply(clustertest.Step("", store.Batch{Events: steps[i%2 : i%2+1]})); err != nil || !changed {
+						b.Fatal(changed, err)
+					}
+					v.damp(time.Unix(int64(i)*3600, 0))
+					some, narrow := m.touchedOf(v, "node1", v.takeTouched())
+					switch {
+					case !narrow || len(some) != 1:
+						b.Fatal(narrow, some)
+					case whole:
+						apply()
+					default:
+						if err := s.update(some); err != nil {
+							b.Fatal(err)
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// originated is what a speaker originates, with what each is for.
+func originated(t *testing.T, s *Speaker) []string {
+	t.Helper()
+	var out []string
+	err := s.Query(t.Context(), Query{Table: TableBest}, func(r Route) bool {
+		if r.Own {
+			out = append(out, fmt.Sprint(r.Prefix, " ", r.Owner, " ", r.Communities, " ", r.LocalPref))
+		}
+		return true
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TestUpdateOfServices: a speaker that is told of changes of Services alone originates, and
+// says of what it originates, the same as one that is told all; and what it is told then
+// is judged by what it originated last.
+func TestUpdateOfServices(t *testing.T) {
+	t.Parallel()
+	v := manyServices(t, 5)
+	s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() {
+		if err := s.Stop(context.WithoutCancel(t.Context()), false); err != nil {
+			t.Error(err)
+		}
+	})
 	var m memo
-	i := 0
-	for b.Loop() {
-		i++
-		if changed, err := v.Apply(clustertest.Step("", store.Batch{Events: steps[i%2 : i%2+1]})); err != nil || !changed {
-			b.Fatal(changed, err)
+	apply := func() []string {
+		t.Helper()
+		c, err := m.desired(v, "node1")
+		c.ListenPort, c.ListenAddrs = 0, nil
+		if err != nil {
+			t.Fatal(err)
 		}
-		v.damp(time.Unix(int64(i)*3600, 0))
-		if c, err := m.desired(v, "node1"); err != nil || len(c.Services) != 10_000-i%2 {
-			b.Fatal(err, len(c.Services))
+		if err := s.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
 		}
+		return originated(t, s)
+	}
+	v.damp(time.Unix(0, 0))
+	v.takeTouched()
+	first := apply()
+	if len(first) != 6 || !strings.HasPrefix(first[1], "172.16.0.1/32 Service default/s0 [] ") {
+		t.Fatalf("at first it originates %q", first)
+	}
+	events := []store.Event{
+		endpoints("s1", "-node1"), endpoints("s2"), heard(store.ServiceKey("default", "s3"), nil),
+		svc("new", store.Service{LoadBalancerIPs: []string{"172.16.9.9"}, ExternalLocal: true}), endpoints("new", "node1"),
+	}
+	if _, err := v.Apply(clustertest.Step("", store.Batch{Events: events})); err != nil {
+		t.Fatal(err)
+	}
+	v.damp(time.Unix(3600, 0))
+	some, narrow := m.touchedOf(v, "node1", v.takeTouched())
+	if !narrow || len(some) != 4 {
+		t.Fatalf("%v, %+v", narrow, some)
+	}
+	if err := s.update(some); err != nil {
+		t.Fatal(err)
+	}
+	got := originated(t, s)
+	if want := apply(); !slices.Equal(got, want) || slices.Equal(got, first) {
+		t.Errorf("told of what changed it originates\n%q\ntold all\n%q", got, want)
+	}
+
+	// What was announced since the last whole configuration and stays is judged again.
+	if _, err := v.Apply(clustertest.Step("", store.Batch{Events: []store.Event{endpoints("s2", "node1")}})); err != nil {
+		t.Fatal(err)
+	}
+	v.damp(time.Unix(7200, 0))
+	if some, narrow = m.touchedOf(v, "node1", v.takeTouched()); !narrow {
+		t.Fatal("more than Services changed")
+	}
+	if err := s.update(some); err != nil {
+		t.Fatal(err)
+	}
+	was, err := m.desired(v, "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fold(s.cfg.Announce, s.late); !slices.Equal(got, was.Announce) {
+		t.Errorf("it takes %v for announced, want %v", got, was.Announce)
+	}
+}
+
+// announces is what a configuration has announced for addresses of Services, and else.
+func (c *Config) announces() map[netip.Prefix]string {
+	out := map[netip.Prefix]string{}
+	for _, p := range c.Announce {
+		out[p] = fmt.Sprint(c.Tags[p], " ", c.localPrefOf(p), " ", c.nextHopOf(p), " ", c.serviceOf(p))
+	}
+	return out
+}
+
+// TestTouched: what changes of the announcements of Services alone, step by step and
+// whatever else changes between, comes to what follows from the whole state; what
+// depends on more is not said to depend on Services alone.
+func TestTouched(t *testing.T) {
+	t.Parallel()
+	confs := []store.Event{
+		conf(t, "default", `{"serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"}],"prefixAdvertisements":[{"cidr":"172.17.0.0/24","communities":["65000:1"]}]}`),
+		conf(t, "default", `{"serviceLoadBalancerAggregation":"Disabled","serviceLoadBalancerIPs":[{"cidr":"172.17.0.0/24"}],"serviceExternalIPs":[{"cidr":"172.17.0.3/32"},{"cidr":"fd00:17::/64"}]}`),
+	}
+	nodes := []store.Event{
+		bgpNode(t, "node1", "10.1.0.11/24"), labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), `"`+excludeLabel+`":"true"`, ""),
+		labelled(t, bgpNode(t, "node1", "10.1.0.11/24"), "", `"`+store.AnnotationDrain+`":"shift"`), bgpNode(t, "node2", "10.1.0.12/24"),
+	}
+	others := []store.Event{
+		affinity(t, "node1", "172.17.0.1/32", "confirmed"), affinity(t, "node1", "172.17.0.1/32", "pending"), affinity(t, "node1", "192.168.1.0/26", "confirmed"),
+		ippool(t, "hidden", `{"cidr":"172.17.0.2/32","disableBGPExport":true}`), ippool(t, "hidden", `{"cidr":"192.168.0.0/16"}`),
+	}
+	narrowed := 0
+	rapid.Check(t, func(t *rapid.T) {
+		v := &View{self: "node1", hasServices: true}
+		now := time.Unix(1e9, 0)
+		var m memo
+		var applied map[netip.Prefix]string // nil: nothing
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			var events []store.Event
+			for range rapid.IntRange(0, 3).Draw(t, "events") {
+				name := rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name")
+				switch rapid.IntRange(0, 9).Draw(t, "what") {
+				case 0:
+					events = append(events, rapid.SampledFrom(confs).Draw(t, "conf"))
+				case 1:
+					events = append(events, rapid.SampledFrom(nodes).Draw(t, "node"))
+				case 2:
+					events = append(events, rapid.SampledFrom(others).Draw(t, "other"))
+				case 3:
+					events = append(events, heard(store.ServiceKey("default", name), nil))
+				case 4, 5:
+					events = append(events, svc(name, store.Service{
+						LoadBalancerIPs: rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"172.17.0.1", "172.17.0.2", "172.17.0.3", "fd00:17::1"}), 0, 3, rapid.ID[string]).Draw(t, "balancers"),
+						ExternalIPs:     rapid.SliceOfNDistinct(rapid.SampledFrom([]string{"172.17.0.3", "fd00:17::1"}), 0, 2, rapid.ID[string]).Draw(t, "external"),
+						ExternalLocal:   rapid.Bool().Draw(t, "local"),
+					}))
+				default:
+					events = append(events, endpoints(name, rapid.SampledFrom([][]string{nil, {"node1"}, {"-node1"}, {"node1", "node2"}, {"-node1", "node2"}, {"node2"}}).Draw(t, "at")...))
+				}
+			}
+			now = now.Add(time.Duration(rapid.IntRange(0, 10_000).Draw(t, "ms")) * time.Millisecond)
+			if _, err := v.Apply(clustertest.Step("", store.Batch{Events: events, Synced: true})); err != nil {
+				t.Fatal(err)
+			}
+			v.damp(now)
+			other, touched := v.other, v.takeTouched()
+			v.other = false
+			some, narrow := m.touchedOf(v, "node1", touched)
+			want, err := m.desired(v, "node1")
+			switch {
+			case err != nil:
+				applied = nil
+				continue
+			case applied == nil || other || !narrow:
+				applied = want.announces()
+			default:
+				narrowed++
+				one := want // which has the settings
+				one.Announce, one.Tags, one.Leaving, one.Services = nil, map[netip.Prefix]string{}, map[netip.Prefix]bool{}, map[netip.Addr]service.Announcement{}
+				for _, a := range some {
+					delete(applied, a.Prefix)
+					if a.Service != nil {
+						one.Announce = append(one.Announce, a.Prefix)
+						one.Tags[a.Prefix], one.Leaving[a.Prefix], one.Services[a.Addr()] = a.Tags, a.Service.State == service.Leaving, *a.Service
+					}
+				}
+				maps.Copy(applied, one.announces())
+			}
+			if diff := cmp.Diff(want.announces(), applied, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
+				t.Fatalf("narrow %v, other %v (-want +got):\n%s", narrow, other, diff)
+			}
+		}
+	})
+	if narrowed == 0 {
+		t.Error("no step was of Services alone")
 	}
 }
 

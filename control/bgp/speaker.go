@@ -13,6 +13,7 @@ import (
 
 	"github.com/routerd/routerd/control/bgp/bmp"
 	"github.com/routerd/routerd/control/bgp/engine"
+	"github.com/routerd/routerd/control/service"
 	"github.com/routerd/routerd/store"
 )
 
@@ -56,7 +57,8 @@ type Speaker struct {
 	wg   sync.WaitGroup // the loop
 	run  sync.Once      // starts it
 
-	apply sync.Mutex // held while the backend is being changed
+	apply sync.Mutex            // held while the backend is being changed; guards late
+	late  map[netip.Prefix]bool // whether what [Speaker.update] changed since cfg is announced
 
 	mu        sync.Mutex // guards the rest
 	stopped   bool
@@ -108,6 +110,7 @@ func (s *Speaker) Apply(ctx context.Context, c Config) error {
 	if stopped {
 		return ErrStopped
 	}
+	old.Announce = fold(old.Announce, s.late)
 	s.run.Do(func() { s.wg.Go(s.loop) })
 	var listenErr error
 	ours := e != nil && e.listens() && old.ListenPort == c.ListenPort // it is us who hold the port
@@ -184,8 +187,67 @@ func (s *Speaker) Withdraw(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cfg, s.listenErr, s.since = Config{}, nil, map[string]time.Time{}
+	s.cfg, s.late, s.listenErr, s.since = Config{}, nil, nil, map[string]time.Time{}
 	return nil
+}
+
+// update changes what is announced for some addresses of Services, as the next
+// [Speaker.Apply] is to have it, and costs by their number alone.
+func (s *Speaker) update(list []announced) error {
+	if len(list) == 0 {
+		return nil
+	}
+	s.apply.Lock()
+	defer s.apply.Unlock()
+	s.mu.Lock()
+	stopped, e := s.stopped, s.engine
+	some := Config{
+		NextHop: s.cfg.NextHop, NextHop6: s.cfg.NextHop6, LocalPref: s.cfg.LocalPref, LocalPref6: s.cfg.LocalPref6,
+		Tags: map[netip.Prefix]string{}, Leaving: map[netip.Prefix]bool{}, Services: map[netip.Addr]service.Announcement{},
+	}
+	s.mu.Unlock()
+	if stopped || e == nil {
+		return ErrStopped
+	}
+	var gone []netip.Prefix
+	for _, a := range list {
+		if a.Service == nil {
+			gone = append(gone, a.Prefix)
+			continue
+		}
+		some.Announce = append(some.Announce, a.Prefix)
+		some.Tags[a.Prefix], some.Leaving[a.Prefix], some.Services[a.Addr()] = a.Tags, a.Service.State == service.Leaving, *a.Service
+	}
+	if err := e.update(&some, gone); err != nil {
+		return err
+	}
+	if s.late == nil {
+		s.late = map[netip.Prefix]bool{}
+	}
+	for _, a := range list {
+		s.late[a.Prefix] = a.Service != nil
+	}
+	return nil
+}
+
+// fold returns a sorted list of what is announced, with what changed of it.
+func fold(list []netip.Prefix, late map[netip.Prefix]bool) []netip.Prefix {
+	if len(late) == 0 {
+		return list
+	}
+	out := make([]netip.Prefix, 0, len(list)+len(late))
+	for _, p := range list {
+		if _, changed := late[p]; !changed {
+			out = append(out, p)
+		}
+	}
+	for p, there := range late {
+		if there {
+			out = append(out, p)
+		}
+	}
+	slices.SortFunc(out, comparePrefixes)
+	return out
 }
 
 // change brings the backend from old to c.
@@ -209,7 +271,7 @@ func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh 
 	e.await(slices.ContainsFunc(c.Peers, Peer.awaited))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cfg, s.policy = *c, newPolicy(c)
+	s.cfg, s.policy, s.late = *c, newPolicy(c), nil
 	s.reach(c, fresh)
 	if fresh {
 		limit := s.opts.SyncTimeout

@@ -49,6 +49,9 @@ type View struct {
 	damper      service.Damper
 	held        map[netip.Addr]bool // addresses of Services that are not announced yet
 
+	touched map[netip.Addr]bool // addresses of Services that may be announced otherwise than when they were last taken
+	other   bool                // so may something else
+
 	callers   []netip.Addr // who has connected from a BGPPeer's range, in the order in which they did
 	leaving   bool         // the host is drained, whatever its Node says
 	injection injection    // what others on the host may and do have it announce
@@ -207,6 +210,7 @@ func (v *View) Apply(s cluster.Step) (changed bool, err error) {
 		}
 		c, err := v.event(e)
 		changed = changed || c
+		v.other = v.other || c && e.Key.Kind != store.KindService && e.Key.Kind != store.KindEndpointSlice
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: keep what was known: %w", e.Key, err))
 		}
@@ -214,9 +218,9 @@ func (v *View) Apply(s cluster.Step) (changed bool, err error) {
 	switch disk := s.Source == cluster.Disk; {
 	case !s.Synced:
 	case disk && !v.fromDisk:
-		v.fromDisk, changed = true, true
+		v.fromDisk, v.other, changed = true, true, true
 	case !disk && !v.synced:
-		v.synced, v.fromDisk, changed = true, false, true
+		v.synced, v.fromDisk, v.other, changed = true, false, true, true
 	}
 	return changed, errors.Join(errs...)
 }

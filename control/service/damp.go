@@ -25,7 +25,7 @@ const settle = 3 * time.Second
 // The zero value has seen nothing, and holds nothing back of what it sees first: a daemon that
 // starts announced it before. It is not safe for concurrent use.
 type Damper struct {
-	last   map[netip.Addr]Announcement
+	begun  bool
 	flaps  map[netip.Addr]flaps
 	joined map[netip.Addr]time.Time // since when they are held back for settle
 }
@@ -41,9 +41,10 @@ func (f flaps) now(t time.Time) float64 {
 	return f.merit * math.Exp2(-float64(t.Sub(f.at))/float64(halfLife))
 }
 
-// Damp takes what is to be announced and returns which of it is held back, and for how
-// long that holds if nothing else happens; 0: forever.
-func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map[netip.Addr]bool, again time.Duration) {
+// Damp takes which addresses have changed since the last call, and says of what is to be
+// announced now what is held back, and for how long that holds if nothing else happens; 0:
+// forever. It costs by what has changed, and by what came and went of late.
+func (d *Damper) Damp(now time.Time, want func(netip.Addr) (Announcement, bool), changed Changes) (held map[netip.Addr]bool, again time.Duration) {
 	hold := func(a netip.Addr, left time.Duration) {
 		if held == nil {
 			held = make(map[netip.Addr]bool)
@@ -53,9 +54,12 @@ func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map
 			again = left
 		}
 	}
-	d.settle(now, want, hold)
-	for a := range d.last {
-		if _, ok := want[a]; ok {
+	if !d.begun {
+		d.begun, changed = true, nil
+	}
+	d.settle(now, want, changed, hold)
+	for a, had := range changed {
+		if _, wanted := want(a); wanted || !had {
 			continue
 		}
 		if d.flaps == nil {
@@ -65,8 +69,8 @@ func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map
 		d.flaps[a] = flaps{merit: min(f.now(now)+1, mostFlaps), at: now}
 	}
 	for a, f := range d.flaps {
-		w, wanted := want[a]
-		_, had := d.last[a]
+		w, wanted := want(a)
+		had, moved := changed[a]
 		merit := f.now(now)
 		switch {
 		case merit < reuse/2:
@@ -76,7 +80,7 @@ func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map
 			continue
 		case !w.Elsewhere || f.held && merit <= reuse:
 			f.held = false
-		case !had && merit >= suppress:
+		case moved && !had && merit >= suppress:
 			f.held = true
 		}
 		if d.flaps[a] = f; !f.held {
@@ -84,14 +88,13 @@ func (d *Damper) Damp(now time.Time, want map[netip.Addr]Announcement) (held map
 		}
 		hold(a, time.Duration(math.Log2(merit/reuse)*float64(halfLife)))
 	}
-	d.last = want
 	return held, again
 }
 
 // settle holds back what has just joined other nodes.
-func (d *Damper) settle(now time.Time, want map[netip.Addr]Announcement, hold func(netip.Addr, time.Duration)) {
-	for a, w := range want {
-		if _, had := d.last[a]; had || !w.Joined || d.last == nil {
+func (d *Damper) settle(now time.Time, want func(netip.Addr) (Announcement, bool), changed Changes, hold func(netip.Addr, time.Duration)) {
+	for a, had := range changed {
+		if w, wanted := want(a); had || !wanted || !w.Joined {
 			continue
 		}
 		if d.joined == nil {
@@ -100,7 +103,7 @@ func (d *Damper) settle(now time.Time, want map[netip.Addr]Announcement, hold fu
 		d.joined[a] = now
 	}
 	for a, since := range d.joined {
-		w, wanted := want[a]
+		w, wanted := want(a)
 		if left := settle - now.Sub(since); wanted && w.Elsewhere && left > 0 {
 			hold(a, left)
 		} else {

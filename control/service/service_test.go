@@ -218,9 +218,20 @@ func drawRanges(t *rapid.T) Ranges {
 	}
 }
 
+// union is a set of the keys of two maps.
+func union[K comparable, V any](a, b map[K]V) map[K]struct{} {
+	out := map[K]struct{}{}
+	for _, m := range []map[K]V{a, b} {
+		for k := range m {
+			out[k] = struct{}{}
+		}
+	}
+	return out
+}
+
 // TestTableIndependentOfPath: what a table announces is what a new one does that was
-// told the last of all, for its own node and for others; each change of it was reported;
-// a clone stays as it is.
+// told the last of all, for its own node and for others; each change of it was reported,
+// and is among the changes with what was before; a clone stays as it is.
 func TestTableIndependentOfPath(t *testing.T) {
 	t.Parallel()
 	equal := func(a, b map[netip.Addr]Announcement) bool { // but for who was first
@@ -229,9 +240,10 @@ func TestTableIndependentOfPath(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table := NewTable("a")
 		services, slices, ranges := map[store.Key]*store.Service{}, map[store.Key]*store.EndpointSlice{}, Ranges{}
+		taken, reset := map[netip.Addr]Announcement{}, false // what was announced when changes were taken, and whether the ranges were set since
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			before, copied := table.Announced("a"), table.Clone()
-			changed := false
+			changed, ranged := false, false
 			name := rapid.SampledFrom([]string{"x", "y"}).Draw(t, "name")
 			switch rapid.IntRange(0, 4).Draw(t, "what") {
 			case 0:
@@ -249,12 +261,24 @@ func TestTableIndependentOfPath(t *testing.T) {
 			case 4:
 				ranges = drawRanges(t)
 				changed = table.SetRanges(ranges)
+				ranged = changed
 			}
 			if !equal(before, copied.Announced("a")) {
 				t.Fatal("a clone changed with its origin")
 			}
-			if after := table.Announced("a"); !changed && !equal(before, after) {
+			after := table.Announced("a")
+			if !changed && !equal(before, after) {
 				t.Fatalf("not reported: %v, then %v", before, after)
+			}
+			if reset = reset || ranged; rapid.Bool().Draw(t, "take changes") {
+				changes := table.Changes()
+				for a := range union(taken, after) {
+					_, had := taken[a]
+					if was, noted := changes[a]; !reset && (!noted && taken[a] != after[a] || noted && was != had) {
+						t.Fatalf("%s: %v, then %v; noted %v, announced before %v", a, taken[a], after[a], noted, was)
+					}
+				}
+				taken, reset = after, false
 			}
 		}
 		for _, node := range []string{"a", "b"} {
@@ -273,12 +297,34 @@ func TestTableIndependentOfPath(t *testing.T) {
 	})
 }
 
+// snapshots is a [Damper] that is told all that is to be announced, and not what has changed.
+type snapshots struct {
+	Damper
+	last map[netip.Addr]Announcement
+}
+
+func (d *snapshots) damp(now time.Time, want map[netip.Addr]Announcement) (map[netip.Addr]bool, time.Duration) {
+	changed := Changes{}
+	for a, w := range want {
+		if was, had := d.last[a]; !had || was != w {
+			changed[a] = had
+		}
+	}
+	for a := range d.last {
+		if _, wanted := want[a]; !wanted {
+			changed[a] = true
+		}
+	}
+	d.last = want
+	return d.Damp(now, func(a netip.Addr) (Announcement, bool) { w, ok := want[a]; return w, ok }, changed)
+}
+
 // TestDamp goes through the life of an address that comes and goes.
 func TestDamp(t *testing.T) {
 	t.Parallel()
 	a := netip.MustParseAddr("172.16.0.1")
 	up, alone, gone := map[netip.Addr]Announcement{a: {State: Serving, Elsewhere: true}}, map[netip.Addr]Announcement{a: {State: Serving}}, map[netip.Addr]Announcement{}
-	var d Damper
+	var d snapshots
 	now := time.Unix(1e9, 0)
 	for i, s := range []struct {
 		after time.Duration
@@ -302,7 +348,7 @@ func TestDamp(t *testing.T) {
 		{time.Second, up, false}, // long forgotten
 	} {
 		now = now.Add(s.after)
-		held, again := d.Damp(now, s.want)
+		held, again := d.damp(now, s.want)
 		if held[a] != s.held {
 			t.Fatalf("step %d: held is %v", i, held[a])
 		}
@@ -348,9 +394,8 @@ func TestSettle(t *testing.T) {
 	} {
 		now = now.Add(s.after)
 		table.SetSlice(slice, &store.EndpointSlice{Service: "web", Nodes: s.at})
-		want := table.Announced("a")
-		held, again := d.Damp(now, want)
-		if _, is := want[addr]; is != s.is || held[addr] != s.held || (again > 0) != s.held || again > settle+time.Second {
+		held, again := d.Damp(now, table.Announcement, table.Changes())
+		if _, is := table.Announcement(addr); is != s.is || held[addr] != s.held || (again > 0) != s.held || again > settle+time.Second {
 			t.Errorf("step %d: announced %v, held %v, to be looked at in %v", i, is, held, again)
 		}
 	}
@@ -363,7 +408,7 @@ func TestDampBounds(t *testing.T) {
 	t.Parallel()
 	addrs := []netip.Addr{netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("172.16.0.2")}
 	rapid.Check(t, func(t *rapid.T) {
-		var d Damper
+		var d snapshots
 		now := time.Unix(1e9, 0)
 		lost, had := map[netip.Addr]time.Time{}, map[netip.Addr]bool{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -377,7 +422,7 @@ func TestDampBounds(t *testing.T) {
 					lost[a] = now
 				}
 			}
-			held, again := d.Damp(now, want)
+			held, again := d.damp(now, want)
 			for a := range held {
 				w, ok := want[a]
 				switch {
@@ -390,7 +435,7 @@ func TestDampBounds(t *testing.T) {
 				}
 			}
 			if len(held) > 0 {
-				if later, _ := d.Damp(now.Add(again), want); len(later) >= len(held) {
+				if later, _ := d.damp(now.Add(again), want); len(later) >= len(held) {
 					t.Fatalf("after %v as much is held back", again)
 				}
 				now = now.Add(again)
@@ -421,9 +466,10 @@ func BenchmarkDecide(b *testing.B) {
 		if i++; !table.SetSlice(store.EndpointSliceKey("default", "s1"), states[i%2]) {
 			b.Fatal("nothing changed")
 		}
-		d.Damp(time.Unix(int64(i)*3600, 0), table.Announced("a"))
-		if len(d.last) < 9_999 {
-			b.Fatal(len(d.last))
+		changes := table.Changes()
+		d.Damp(time.Unix(int64(i)*3600, 0), table.Announcement, changes)
+		if len(changes) != 1 {
+			b.Fatal(changes)
 		}
 	}
 }
@@ -452,6 +498,7 @@ func TestTableMemory(t *testing.T) {
 	if got := len(table.Announced("node1")); got != n {
 		t.Fatalf("%d addresses are announced", got)
 	}
+	table.Changes() // a daemon takes them
 	each := (inUse() - before) / n
 	t.Logf("%d bytes a Service", each)
 	if each > most {

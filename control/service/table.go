@@ -17,8 +17,16 @@ type Table struct {
 	ranges   Ranges
 	services map[name]*entry
 	slices   map[name]*slice
-	own      map[netip.Addr]Announcement // what the node announces; nil: to be made
+
+	own     map[netip.Addr]Announcement      // what the node announces
+	lent    bool                             // own was handed out: it is copied before it changes
+	several map[netip.Addr]map[name]struct{} // of own, the Services of what is announced for more than one
+	changed Changes                          // of own, since they were taken
 }
+
+// Changes are addresses of which a node announces something else than when changes were last
+// taken, or the same again, with whether it announced them then.
+type Changes map[netip.Addr]bool
 
 // name is the key of a Service or of an EndpointSlice.
 type name struct{ namespace, name string }
@@ -60,7 +68,10 @@ func sliceOf(s *store.EndpointSlice) *slice {
 // NewTable returns an empty table of a node. With no node the changes that concern any
 // node are reported.
 func NewTable(node string) *Table {
-	return &Table{node: unique.Make(node), services: make(map[name]*entry), slices: make(map[name]*slice)}
+	return &Table{
+		node: unique.Make(node), services: make(map[name]*entry), slices: make(map[name]*slice),
+		own: make(map[netip.Addr]Announcement), several: make(map[netip.Addr]map[name]struct{}), changed: make(Changes),
+	}
 }
 
 // of returns the entry of a Service, which it makes.
@@ -80,15 +91,21 @@ func (t *Table) drop(n name, e *entry) {
 	}
 }
 
-// SetRanges takes the ranges, and reports whether they are others than before.
+// SetRanges takes the ranges, and reports whether they are others than before. What was
+// announced by those before is none of the [Changes].
 func (t *Table) SetRanges(r Ranges) bool {
 	if t.ranges.Equal(r) {
 		return false
 	}
-	t.ranges, t.own = r, nil
-	for _, e := range t.services {
+	t.ranges, t.lent = r, false
+	t.own, t.several = make(map[netip.Addr]Announcement), make(map[netip.Addr]map[name]struct{})
+	for n, e := range t.services {
 		e.decided = t.decide(e, t.node)
+		for _, d := range e.decided {
+			t.put(n, d)
+		}
 	}
+	t.changed = make(Changes)
 	return true
 }
 
@@ -108,16 +125,97 @@ func (t *Table) SetService(key store.Key, s *store.Service) bool {
 	e.decided = t.decide(e, t.node)
 	markJoined(was, e.decided, [2]bool{})
 	t.drop(n, e)
-	return t.changed(was, e.decided)
+	return t.replace(n, was, e.decided)
 }
 
-// changed takes note of whether the node announces something else for a Service.
-func (t *Table) changed(was, now []decided) bool {
+// replace has the node announce for a Service what was decided now, in place of what was
+// before, and reports whether that is something else.
+func (t *Table) replace(n name, was, now []decided) bool {
 	if slices.Equal(was, now) {
 		return t.node.Value() == ""
 	}
-	t.own = nil
+	if t.lent {
+		t.own, t.lent = maps.Clone(t.own), false
+	}
+	for _, d := range was {
+		if !slices.ContainsFunc(now, func(e decided) bool { return e.addr == d.addr }) {
+			t.withdraw(n, d.addr)
+		}
+	}
+	for _, d := range now {
+		t.put(n, d)
+	}
 	return true
+}
+
+// put has an address announced for a Service, if it is the one that counts.
+func (t *Table) put(n name, d decided) {
+	t.note(d.addr)
+	now := d.announcement(n)
+	had, ok := t.own[d.addr]
+	of := t.several[d.addr]
+	switch {
+	case of == nil && (!ok || had.Service == now.Service):
+		t.own[d.addr] = now
+		return
+	case of == nil:
+		of = map[name]struct{}{nameOf(had.Service): {}}
+		t.several[d.addr] = of
+	}
+	of[n] = struct{}{}
+	t.choose(d.addr)
+}
+
+// withdraw has an address announced for a Service no more.
+func (t *Table) withdraw(n name, a netip.Addr) {
+	t.note(a)
+	of := t.several[a]
+	if of == nil {
+		delete(t.own, a)
+		return
+	}
+	delete(of, n)
+	t.choose(a)
+	if len(of) == 1 {
+		delete(t.several, a)
+	}
+}
+
+// choose announces an address for the one of several Services that counts.
+func (t *Table) choose(a netip.Addr) {
+	var best Announcement
+	for n := range t.several[a] {
+		e := t.services[n]
+		if e == nil {
+			continue // it is about to be told
+		}
+		i := slices.IndexFunc(e.decided, func(d decided) bool { return d.addr == a })
+		if i < 0 {
+			continue
+		}
+		if now := e.decided[i].announcement(n); best.State == None || now.better(best) {
+			best = now
+		}
+	}
+	t.own[a] = best
+}
+
+// note takes note that an address is about to change.
+func (t *Table) note(a netip.Addr) {
+	if _, noted := t.changed[a]; !noted {
+		_, was := t.own[a]
+		t.changed[a] = was
+	}
+}
+
+// Changes takes what has changed since it was last asked, or since the ranges were set.
+func (t *Table) Changes() Changes {
+	if len(t.changed) == 0 {
+		return nil
+	}
+	out := t.changed
+	t.changed = make(Changes)
+	return out
 }
 
 // SetSlice takes an EndpointSlice; nil: it is gone. It reports as [Table.SetService]
@@ -160,8 +258,9 @@ func (t *Table) swap(of name, was, now *slice) (changed bool) {
 	if e.there {
 		decided := t.decide(e, t.node)
 		markJoined(e.decided, decided, before)
-		changed = t.changed(e.decided, decided)
+		was := e.decided
 		e.decided = decided
+		changed = t.replace(of, was, decided)
 	}
 	t.drop(of, e)
 	return changed
@@ -184,7 +283,14 @@ func markJoined(was, now []decided, before [2]bool) {
 
 // Clone returns a table that may be changed without changing t.
 func (t *Table) Clone() *Table {
-	out := &Table{node: t.node, ranges: t.ranges, own: t.own, slices: maps.Clone(t.slices), services: make(map[name]*entry, len(t.services))}
+	t.lent = true
+	out := &Table{
+		node: t.node, ranges: t.ranges, own: t.own, lent: true, slices: maps.Clone(t.slices), services: make(map[name]*entry, len(t.services)),
+		several: make(map[netip.Addr]map[name]struct{}, len(t.several)), changed: maps.Clone(t.changed),
+	}
+	for a, of := range t.several {
+		out.several[a] = maps.Clone(of)
+	}
 	for n, e := range t.services {
 		same := *e
 		same.slices = slices.Clone(e.slices)
@@ -222,28 +328,33 @@ func (e *entry) serving(node unique.Handle[string], six bool) serving {
 	return out
 }
 
+// announcement is that of a Service's address.
+func (d decided) announcement(n name) Announcement {
+	return Announcement{State: d.state, Elsewhere: d.elsewhere, Joined: d.joined, Service: store.ServiceKey(n.namespace, n.name)}
+}
+
 // Announced returns the addresses that a node announces by themselves, which are not to
 // be changed. Of Services that have one address the one that serves counts.
 func (t *Table) Announced(node string) map[netip.Addr]Announcement {
 	of := unique.Make(node)
-	if of == t.node && t.own != nil {
+	if of == t.node {
+		t.lent = true
 		return t.own
 	}
 	out := make(map[netip.Addr]Announcement)
 	for n, e := range t.services {
-		list := e.decided
-		if of != t.node {
-			list = t.decide(e, of)
-		}
-		for _, d := range list {
-			now := Announcement{State: d.state, Elsewhere: d.elsewhere, Joined: d.joined, Service: store.ServiceKey(n.namespace, n.name)}
+		for _, d := range t.decide(e, of) {
+			now := d.announcement(n)
 			if had, ok := out[d.addr]; !ok || now.better(had) {
 				out[d.addr] = now
 			}
 		}
 	}
-	if of == t.node {
-		t.own = out
-	}
 	return out
+}
+
+// Announcement is that of one address by the table's own node; ok is false if there is none.
+func (t *Table) Announcement(a netip.Addr) (now Announcement, ok bool) {
+	now, ok = t.own[a]
+	return now, ok
 }

@@ -43,6 +43,11 @@ func (e *Engine) Take(n int, event func(Event), change func(prefix wire.Prefix, 
 // Announce makes the paths that begin here those of a list.
 func (e *Engine) Announce(own []Origin) { e.locked(func(c *core) { c.announce(own) }) }
 
+// Update makes some of the paths that begin here others, and ends some, at the cost of these.
+func (e *Engine) Update(own []Origin, gone []netip.Prefix) {
+	e.locked(func(c *core) { c.update(own, gone) })
+}
+
 // Incomplete says that peers or paths are yet to come, until complete is called: by what there is meanwhile a restart of this
 // side ([Options.Restarting]) is not over before its Deferral.
 func (e *Engine) Incomplete() (complete func()) {

@@ -256,7 +256,32 @@ func (c *core) work() (more bool) {
 // announce makes the own paths those of a list: new ones first, so that an aggregate or
 // a part of it is there throughout.
 func (c *core) announce(list []Origin) {
+	c.put(list)
 	want := make(map[wire.Prefix]bool, len(list))
+	for i := range list {
+		want[wire.FromNetip(list[i].Prefix)] = true
+	}
+	for p := range c.own {
+		if !want[p] {
+			c.end(p)
+		}
+	}
+	c.settle()
+}
+
+// update makes some of the own paths others, and ends some, in that order.
+func (c *core) update(list []Origin, gone []netip.Prefix) {
+	c.put(list)
+	for _, p := range gone {
+		if p := wire.FromNetip(p); c.own[p] != 0 {
+			c.end(p)
+		}
+	}
+	c.settle()
+}
+
+// put makes own paths.
+func (c *core) put(list []Origin) {
 	var set attrs.Handle // of the origin before, which most share
 	for i := range list {
 		if i == 0 || !list[i].equal(&list[i-1]) {
@@ -264,7 +289,6 @@ func (c *core) announce(list []Origin) {
 			set = c.originate(&list[i])
 		}
 		p := wire.FromNetip(list[i].Prefix)
-		want[p] = true
 		if old, ok := c.own[p]; ok && old == set {
 			continue
 		}
@@ -272,13 +296,12 @@ func (c *core) announce(list []Origin) {
 		c.rib.Announce(c.local, p, set, true)
 	}
 	c.release(set)
-	for p := range c.own {
-		if !want[p] {
-			c.rib.Withdraw(c.local, p)
-			delete(c.own, p)
-		}
-	}
-	c.settle()
+}
+
+// end ends an own path.
+func (c *core) end(p wire.Prefix) {
+	c.rib.Withdraw(c.local, p)
+	delete(c.own, p)
 }
 
 // release releases a set; zero: there is none.

@@ -574,6 +574,22 @@ func TestModel(t *testing.T) {
 				}
 				m.c.announce(list)
 			},
+			"some of own": func(t *rapid.T) {
+				var list []Origin
+				var gone []netip.Prefix
+				for i := range 4 {
+					p := modelPrefixes[i]
+					switch rapid.IntRange(0, 2).Draw(t, "change") {
+					case 1:
+						o := Origin{Prefix: p, NextHop: netip.MustParseAddr("10.9.9.1"), LocalPref: 150}
+						list, m.own[p] = append(list, o), o
+					case 2:
+						gone = append(gone, p) // also what is not there
+						delete(m.own, p)
+					}
+				}
+				m.c.update(list, gone)
+			},
 			"up": func(t *rapid.T) { m.up(any(t, false)) },
 			"come back": func(t *rapid.T) {
 				p := any(t, false)
