@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
@@ -61,13 +63,14 @@ type PodAPI interface {
 }
 
 // pods is what the API of Kubernetes says of this host's pods, where the host knows it:
-// the copy of its watch, or, of a pod that it has not shown yet, the answer to one
+// the copy of its watch, or, of a pod that it has not shown yet, the answer to a
 // question.
 type pods struct {
-	api   PodAPI // nil: there is none
-	node  string
-	store *datastore
-	log   *slog.Logger
+	api      PodAPI // nil: there is none
+	node     string
+	store    *datastore
+	patience time.Duration // see apiPatience
+	log      *slog.Logger
 
 	mu         sync.Mutex
 	known      map[store.Key]*store.WorkloadEndpoint
@@ -75,9 +78,15 @@ type pods struct {
 	namespaces map[string]*v3.Profile // by name, their profiles
 }
 
+// apiPatience is for how long an API that does not answer is asked for a pod that the watch has
+// not reported yet: a runtime may know a pod by a connection that ended a moment later than the
+// daemon's, and a server that is replaced is there again by then. A runtime would try again too,
+// but later and later.
+const apiPatience = 30 * time.Second
+
 func newPods(api PodAPI, node string, db *datastore, log *slog.Logger) *pods {
 	return &pods{
-		api: api, node: node, store: db, log: log,
+		api: api, node: node, store: db, patience: apiPatience, log: log,
 		known: make(map[store.Key]*store.WorkloadEndpoint), unreadable: make(map[store.Key]error), namespaces: make(map[string]*v3.Profile),
 	}
 }
@@ -170,12 +179,26 @@ func (p *pods) complete(ctx context.Context, req AddRequest) (AddRequest, *more,
 }
 
 // pod returns what the API says of a request's pod. One that the watch has not
-// shown yet, or only as it was before it was made anew, is asked for once.
+// shown yet, or only as it was before it was made anew, is asked for, again and again for
+// [apiPatience] where there is no answer.
 func (p *pods) pod(ctx context.Context, req AddRequest) (*store.WorkloadEndpoint, error) {
 	key, err := podKey(p.node, req.Workload)
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := bounded(ctx, p.patience)
+	defer cancel()
+	pause := async.Backoff{Min: 100 * time.Millisecond, Max: time.Second}
+	for {
+		w, err := p.once(ctx, key, req)
+		if !errors.Is(err, store.ErrUnavailable) || pause.Wait(ctx) != nil {
+			return w, err
+		}
+	}
+}
+
+// once looks for a request's pod in what the watch reported, and else asks for it.
+func (p *pods) once(ctx context.Context, key store.Key, req AddRequest) (*store.WorkloadEndpoint, error) {
 	p.mu.Lock()
 	w, unreadable := p.known[key], p.unreadable[key]
 	p.mu.Unlock()

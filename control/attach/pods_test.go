@@ -3,6 +3,7 @@ package attach
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -173,6 +174,44 @@ func TestNoPod(t *testing.T) {
 	w.expectClean()
 }
 
+// TestPodBeforeTheAPIIsBack: a pod that the watch has not told yet, and that the API cannot be
+// asked for because its server is being replaced, is attached when either tells of it.
+func TestPodBeforeTheAPIIsBack(t *testing.T) {
+	t.Parallel()
+	for _, watch := range []bool{false, true} { // by the watch, and not by an answer
+		t.Run(fmt.Sprint("watch=", watch), func(t *testing.T) {
+			t.Parallel()
+			api := memory.New()
+			t.Cleanup(func() { _ = api.Close() })
+			pod := kubePod("u1", nil)
+			if _, err := store.Create(t.Context(), api, pod); err != nil {
+				t.Fatal(err)
+			}
+			api.Fail(errors.New("connection refused"))
+			p := newPods(api, pod.Spec.Node, &datastore{Store: api, timeout: time.Minute}, slog.New(slog.DiscardHandler))
+			answer := make(chan error, 1)
+			go func() {
+				req := AddRequest{Workload: Workload{Orchestrator: Kubernetes, Namespace: pod.Namespace, Pod: pod.Spec.Pod}, PodUID: "u1"}
+				_, _, err := p.complete(t.Context(), req)
+				answer <- err
+			}()
+			select {
+			case err := <-answer:
+				t.Fatalf("while the API is away the answer is %v", err)
+			case <-time.After(200 * time.Millisecond):
+			}
+			if watch {
+				p.handle(told(t, pod))
+			} else {
+				api.Fail(nil)
+			}
+			if err := <-answer; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // TestPodWhileTheAPIIsAway: a pod that ran here before, such as a static one that is made anew, is
 // known from the datastore where that is not the API, and no other pod is.
 func TestPodWhileTheAPIIsAway(t *testing.T) {
@@ -187,6 +226,7 @@ func TestPodWhileTheAPIIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPods(api, known.Spec.Node, &datastore{Store: etcd, timeout: time.Minute}, slog.New(slog.DiscardHandler))
+	p.patience = time.Millisecond
 	for uid, want := range map[string]error{"u1": nil, "u2": store.ErrUnavailable, "": store.ErrUnavailable} {
 		req := AddRequest{Workload: Workload{Orchestrator: Kubernetes, Namespace: known.Namespace, Pod: known.Spec.Pod}, PodUID: uid}
 		_, got, err := p.complete(t.Context(), req)
