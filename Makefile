@@ -55,7 +55,7 @@ SOAKFLAGS ?=
 
 .PHONY: build
 build: ## Build routerd, routerctl, routerd-cni and the helpers of the tests into bin/
-	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... ./integration/vm/cmd/...
+	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... ./integration/vm/cmd/... ./integration/kube/cmd/...
 
 .PHONY: install
 install: build ## Install below $(DESTDIR)$(PREFIX), configuration below $(DESTDIR)/etc
@@ -237,7 +237,7 @@ test-reproducible: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Make the packages o
 kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
 	@.ci/deps kubernetes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
-	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/cluster
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 15m -v ./integration/kube/cluster ./integration/kube/credentials
 
 # Apart from kubernetes, for it takes a long time. CLUSTER has flags of the cluster:
 # CLUSTER="-datastore=etcd" (integration/kube/cluster, Config.Flags).

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube"
@@ -66,10 +67,13 @@ func installFrom(t *testing.T, name string) {
 
 // token returns what the daemon on a node shows to the server: the token of
 // routerd's account, which names the node.
-func token(t *testing.T, node string) string {
+func token(t *testing.T, node string) string { return tokenFor(t, node, time.Hour) }
+
+// tokenFor is token with a life.
+func tokenFor(t *testing.T, node string, life time.Duration) string {
 	t.Helper()
 	uid := kubectl(t, "get", "node", node, "-o", "jsonpath={.metadata.uid}")
-	body := fmt.Sprintf(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"boundObjectRef":{"apiVersion":"v1","kind":"Node","name":%q,"uid":%q}}}`, node, uid)
+	body := fmt.Sprintf(`{"apiVersion":"authentication.k8s.io/v1","kind":"TokenRequest","spec":{"expirationSeconds":%d,"boundObjectRef":{"apiVersion":"v1","kind":"Node","name":%q,"uid":%q}}}`, int(life.Seconds()), node, uid)
 	raw, err := server.Do(t.Context(), http.MethodPost, "/api/v1/namespaces/kube-system/serviceaccounts/routerd/token", "application/json", []byte(body))
 	if err != nil {
 		t.Fatal(err)

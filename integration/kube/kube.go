@@ -53,6 +53,7 @@ type ServerConfig struct {
 	// accounts. Without it the server is the machine's own, at a loopback address.
 	Advertise netip.Addr
 	Users     []User // beside the administrator and the kubelet of [Node]
+	Trust     Trust  // at first; see [Server.Rotate]
 }
 
 // User is who shows a token to the server.
@@ -107,9 +108,13 @@ func (tr Trust) flags(own string) (flags []string) {
 // Rotate has the server, started again, and its clients know each other by something else.
 func (s *Server) Rotate(ctx context.Context, tr Trust) error {
 	s.Kill()
+	s.believe(tr)
+	return s.Run(ctx)
+}
+
+func (s *Server) believe(tr Trust) {
 	s.trust, s.client = tr, nil
 	s.CAFile = cmp.Or(tr.CAFile, filepath.Join(s.conf.Dir, "certs", "apiserver.crt"))
-	return s.Run(ctx)
 }
 
 // NewAccountsKey makes another key for [Trust.AccountKeys].
@@ -128,7 +133,8 @@ func Start(ctx context.Context, c ServerConfig) (_ *Server, err error) {
 	if _, err := os.Stat(filepath.Join(c.Bin, "kube-apiserver")); err != nil {
 		return nil, fmt.Errorf("%w: run \"make kube-tools\" first, or say by KUBE_BIN where the programs are", err)
 	}
-	s := &Server{conf: c, CAFile: filepath.Join(c.Dir, "certs", "apiserver.crt")}
+	s := &Server{conf: c}
+	s.believe(c.Trust)
 	defer func() {
 		if err != nil {
 			s.Close()

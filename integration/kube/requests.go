@@ -39,13 +39,14 @@ type Requests struct {
 // RequestsResult is what became of requests.
 type RequestsResult struct {
 	Sent     int
+	Took     time.Duration  // from the first to the last
 	Answered map[string]int // by endpoint
 	Lost     []string       // what became of those that nobody answered
 }
 
 // String says it in a line.
 func (r RequestsResult) String() string {
-	return fmt.Sprintf("%d requests, %d lost: %v", r.Sent, len(r.Lost), r.Answered)
+	return fmt.Sprintf("%d requests in %v, %.0f a second, %d lost: %v", r.Sent, r.Took.Round(time.Millisecond), float64(r.Sent)/r.Took.Seconds(), len(r.Lost), r.Answered)
 }
 
 // StartRequests begins. [Requests.End] ends it, or the end of ctx.
@@ -76,6 +77,7 @@ func (r *Requests) send(ctx context.Context) error {
 			}
 			r.mu.Lock()
 			r.result.Sent++
+			r.result.Took = time.Since(begin)
 			r.mu.Unlock()
 			number := uint64(n)
 			r.wait.Go(func() { r.ask(conn, number, begin) })

@@ -3,9 +3,11 @@ package kube_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,6 +20,15 @@ import (
 	"github.com/routerd/routerd/store/kube/convert"
 	"github.com/routerd/routerd/store/kube/kubetest"
 )
+
+var (
+	rotateFor   = flag.Duration("rotate-for", 0, "how long pods start and end at least in TestCredentialsRotated; 0: until each credential was replaced once")
+	rotateEvery = flag.Duration("rotate-every", 500*time.Millisecond, "how often a pod starts on a host of TestCredentialsRotated") // what a small machine carries beside the rest
+)
+
+// tokenLife is the least that the API takes, and tokenUse for how long a kubelet lets a
+// token of that life be used: four fifths.
+const tokenLife, tokenUse = 10 * time.Minute, 8 * time.Minute
 
 // rotation is two hosts whose credentials for the API change while pods start and end there:
 // the first shows a token of routerd's account, the second a client certificate.
@@ -52,7 +63,7 @@ func (r *rotation) serve(by *kubetest.Authority) {
 func (r *rotation) identify(host string) {
 	dir := r.dirs[host]
 	if host == "node1" {
-		r.write(dir, "token", []byte(token(r.t, host)))
+		r.write(dir, "token", []byte(tokenFor(r.t, host, tokenLife)))
 		return
 	}
 	cert, key := r.clients.Issue(time.Time{}, host, "system:masters")
@@ -70,7 +81,7 @@ func (r *rotation) rotate() {
 
 // churn starts and ends pods on a host until ctx ends. None may fail.
 func (r *rotation) churn(ctx context.Context, host string) {
-	tick := time.NewTicker(500 * time.Millisecond) // what a small machine carries beside the rest
+	tick := time.NewTicker(*rotateEvery)
 	defer tick.Stop()
 	for n := 0; ; n++ {
 		select {
@@ -103,11 +114,80 @@ func (r *rotation) more(n int64) {
 	})
 }
 
+// use has the credentials be used for as long as a kubelet lets a token be.
+func (r *rotation) use() {
+	r.t.Helper()
+	for end := time.Now().Add(tokenUse); time.Now().Before(end); {
+		r.more(1)
+	}
+	r.identify("node1")
+	r.identify("node2")
+}
+
+// round replaces each credential once.
+func (r *rotation) round(n int, works func(what string)) {
+	t := r.t
+	t.Helper()
+	for range 5 {
+		r.identify("node1")
+		r.identify("node2")
+		r.more(2)
+	}
+	works("other tokens and certificates")
+
+	key := func(name string) string {
+		t.Helper()
+		file, err := server.NewAccountsKey(fmt.Sprintf("%s-%d", name, n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	before := append(slices.Clone(r.trust.AccountKeys), server.AccountsKey())[:1]
+	second := key("second")
+	r.trust.AccountKeys = append([]string{second}, before...)
+	r.rotate()
+	r.more(2)
+	r.identify("node1")
+	works("a second key")
+	r.trust.AccountKeys = []string{second}
+	r.rotate()
+	works("without the first key")
+
+	r.trust.AccountKeys = []string{key("third")}
+	told := func() int {
+		return strings.Count(r.LogTail("node1", 16<<20), "the token in "+filepath.Join(r.dirs["node1"], "token")+" is refused")
+	}
+	was := told()
+	r.rotate()
+	await.Until(t, "the first host's token is refused", func() error {
+		if told() == was {
+			return errors.New("the log does not say so")
+		}
+		return nil
+	})
+	r.more(6)
+	r.identify("node1")
+	works("a key before its token")
+
+	r.serve(kubetest.NewAuthority(t, "second"))
+	r.rotate()
+	works("another authority")
+
+	r.clients = kubetest.NewAuthority(t, "other clients")
+	r.write(r.dirs["server"], "clients.pem", r.clients.PEM)
+	r.identify("node2")
+	r.rotate()
+	works("other clients")
+}
+
 // TestCredentialsRotated: pods start and end on two hosts without one failure while tokens, the
 // key that signs them, the server's certificate and who signed it, and the client certificates
 // and who signed these become others, one after the other, and what was good before is refused
 // at once; for the key also before the host has its new token. Afterwards each host is told of
-// new pods, and tells the API of them. What the daemons log of it is bounded.
+// new pods, and tells the API of them. What the daemons log of it is bounded. With -rotate-for
+// all that is done again and again, and between two rounds a token is used for as long as a
+// kubelet lets it be.
 func TestCredentialsRotated(t *testing.T) {
 	open(t, convert.V3)
 	r := &rotation{dirs: map[string]string{"server": t.TempDir()}, clients: kubetest.NewAuthority(t, "clients"), uids: map[string]string{}}
@@ -179,60 +259,22 @@ func TestCredentialsRotated(t *testing.T) {
 		t.Logf("%s: %d ADDs so far", what, r.adds.Load())
 	}
 	works("at first")
-
-	for range 5 {
-		r.identify("node1")
-		r.identify("node2")
-		r.more(2)
-	}
-	works("other tokens and certificates")
-
-	key := func(name string) string {
-		t.Helper()
-		file, err := server.NewAccountsKey(name)
-		if err != nil {
-			t.Fatal(err)
+	begin, rounds := time.Now(), 0
+	for rounds == 0 || time.Since(begin) < *rotateFor {
+		if rounds++; rounds > 1 {
+			r.use()
+			works("a token at its end")
 		}
-		return file
+		r.round(rounds, works)
 	}
-	second := key("second")
-	r.trust.AccountKeys = []string{second, server.AccountsKey()}
-	r.rotate()
-	r.more(2)
-	r.identify("node1")
-	works("a second key")
-	r.trust.AccountKeys = []string{second}
-	r.rotate()
-	works("without the first key")
-
-	r.trust.AccountKeys = []string{key("third")}
-	r.rotate()
-	await.Until(t, "the first host's token is refused", func() error {
-		if want := "the token in " + filepath.Join(r.dirs["node1"], "token") + " is refused"; !strings.Contains(r.LogTail("node1", 1<<20), want) {
-			return errors.New("the log does not say: " + want)
-		}
-		return nil
-	})
-	r.more(6)
-	r.identify("node1")
-	works("a key before its token")
-
-	r.serve(kubetest.NewAuthority(t, "second"))
-	r.rotate()
-	works("another authority")
-
-	r.clients = kubetest.NewAuthority(t, "other clients")
-	r.write(r.dirs["server"], "clients.pem", r.clients.PEM)
-	r.identify("node2")
-	r.rotate()
-	works("other clients")
-
 	stop()
 	churning.Wait()
-	const starts, most = 6, 5 // of the server; lines for each
+	t.Logf("%d ADDs in %v and %d rounds", r.adds.Load(), time.Since(begin).Round(time.Second), rounds)
+	const perRound, most = 6, 5 // starts of the server; lines for each
+	starts := rounds * perRound
 	for _, host := range hosts {
 		var warnings []string
-		for line := range strings.Lines(r.LogTail(host, 1<<20)) {
+		for line := range strings.Lines(r.LogTail(host, 16<<20)) {
 			switch {
 			case strings.Contains(line, "level=ERROR"):
 				t.Errorf("%s: %s", host, line)

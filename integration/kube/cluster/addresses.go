@@ -21,6 +21,13 @@ type family struct {
 	rackBits     int
 }
 
+// ServerAddrs are where pods and nodes reach the API server of a cluster: its own address, and
+// that of the Service kubernetes.
+func ServerAddrs() []netip.Addr {
+	f := familyOf(dataplane.IPv4)
+	return []netip.Addr{f.controlPlane, netip.MustParsePrefix(f.services).Addr().Next()}
+}
+
 func familyOf(f dataplane.Family) family {
 	if f == dataplane.IPv6 {
 		return family{

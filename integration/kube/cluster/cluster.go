@@ -33,6 +33,8 @@ const (
 	// AgnhostImage is the program of Kubernetes' own tests, under the name that these ask
 	// for, with what they run in its pods beside it.
 	AgnhostImage = "registry.k8s.io/e2e-test-images/agnhost:2.66.1"
+	// AnswerImage is integration/kube/cmd/answer.
+	AnswerImage  = "localhost/answer:1"
 	routerdImage = "docker.io/library/routerd:latest"
 
 	// The two sides of BGP's sessions.
@@ -51,7 +53,8 @@ type Config struct {
 	ProxyMode string // of kube-proxy; nftables if empty
 	DNS       bool   // with CoreDNS, from KubeBin
 
-	Datastore Datastore // V3 if empty
+	Trust     kube.Trust // of the API server at first, whose files have to stay
+	Datastore Datastore  // V3 if empty
 	// Encapsulation is that of the pools (`defaultPool.encapsulation`); as in the manifests if
 	// empty. With Direct the switch knows from the start where pods are.
 	Encapsulation string
@@ -200,6 +203,7 @@ func (c *Cluster) writeImages(ctx context.Context) error {
 		// As configs/image/Containerfile has it.
 		{Name: routerdImage, Layers: [][]ImageFile{routerd}, Entrypoint: []string{"routerd"}, Cmd: []string{"run"}, Env: []string{"PATH=/usr/local/bin"}},
 		testImage(AgnhostImage, agnhost),
+		{Name: AnswerImage, Layers: [][]ImageFile{{{Path: "answer", Source: filepath.Join(c.conf.Bin, "answer")}}}, Entrypoint: []string{"/answer"}},
 	}
 	for name, files := range c.conf.Images {
 		images = append(images, testImage(name, agnhost, files))
@@ -228,7 +232,7 @@ func (c *Cluster) startServer(ctx context.Context) (err error) {
 		}
 	}
 	c.Server, err = kube.Start(ctx, kube.ServerConfig{
-		Dir: c.dir, Bin: c.conf.KubeBin, Advertise: c.families[0].controlPlane, Users: users,
+		Dir: c.dir, Bin: c.conf.KubeBin, Advertise: c.families[0].controlPlane, Users: users, Trust: c.conf.Trust,
 		Flags: []string{"--service-cluster-ip-range=" + c.each(func(f family) string { return f.services })},
 	})
 	if err != nil {
@@ -252,6 +256,27 @@ func (c *Cluster) startControllers(context.Context) error {
 			return err
 		}
 		c.controllers = append(c.controllers, p)
+	}
+	return nil
+}
+
+// RestartClients starts all anew that ask the API server and look for its authority
+// every few minutes only, or once: the controllers, which tell pods of it, kubelets and
+// kube-proxies. Pods stay.
+func (c *Cluster) RestartClients(ctx context.Context) error {
+	for _, p := range c.controllers {
+		p.stop(ctx)
+	}
+	c.controllers = nil
+	if err := c.startControllers(ctx); err != nil {
+		return err
+	}
+	for _, n := range c.Nodes {
+		n.proxy.stop(ctx)
+		n.kubelet.stop(ctx)
+		if err := errors.Join(n.StartProxy(), n.StartKubelet()); err != nil {
+			return err
+		}
 	}
 	return nil
 }

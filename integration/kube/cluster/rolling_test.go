@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"flag"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -11,12 +12,9 @@ import (
 	"github.com/routerd/routerd/integration/kube/cluster"
 )
 
-const (
-	rolledAddr = "172.17.0.8"
-	// rolledRate is of requests a second: as many as a pod's socket holds for a second, with the
-	// buffer that the kernel gives it, while others have the processors.
-	rolledRate = 300
-)
+const rolledAddr = "172.17.0.8"
+
+var rolledRate = flag.Int("requests", 1000, "how many requests a second the Service of TestRollingUpdate is asked")
 
 // rolled has a pod on each node, which is there for a while after it was told to end. By the
 // round, and by how many more pods than nodes there may be while they are replaced, and how many less.
@@ -33,8 +31,7 @@ spec:
     spec:
       containers:
       - name: c
-        image: ` + cluster.AgnhostImage + `
-        args: [netexec, --http-port=8080, --udp-port=8081]
+        image: ` + cluster.AnswerImage + `
         lifecycle: {preStop: {sleep: {seconds: 6}}}
         readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
 ---
@@ -65,9 +62,9 @@ func TestRollingUpdate(t *testing.T) {
 	}
 	ready()
 	r := kube.StartRequests(t.Context(), kube.RequestsConfig{
-		To: netip.MustParseAddrPort(rolledAddr + ":80"), Rate: rolledRate,
+		To: netip.MustParseAddrPort(rolledAddr + ":80"), Rate: *rolledRate,
 		In:   func(do func() error) error { return do() }, // this program is outside itself
-		Ask:  func(uint64) []byte { return []byte("hostname") },
+		Ask:  func(uint64) []byte { return []byte("?") },
 		Read: func(_ uint64, answer []byte) (string, error) { return string(answer), nil },
 	})
 	// answering waits until each of the pods that are there has answered.

@@ -16,7 +16,8 @@ import (
 
 // Authority signs certificates.
 type Authority struct {
-	PEM []byte // its certificate
+	PEM   []byte   // its certificate
+	Addrs []net.IP // that its certificates serve at, beside 127.0.0.1
 
 	t    testing.TB
 	cert *x509.Certificate
@@ -39,7 +40,7 @@ func NewAuthority(t testing.TB, name string) *Authority {
 	return a
 }
 
-// Issue signs a certificate that serves at 127.0.0.1 and says who asks: the name, and the
+// Issue signs a certificate that serves at 127.0.0.1 and [Authority.Addrs] and says who asks: the name, and the
 // groups of Kubernetes. It is good from an hour ago, or from a time, for an hour.
 func (a *Authority) Issue(from time.Time, name string, groups ...string) (cert, key []byte) {
 	a.t.Helper()
@@ -47,7 +48,7 @@ func (a *Authority) Issue(from time.Time, name string, groups ...string) (cert, 
 	if c.Subject.Organization = groups; !from.IsZero() {
 		c.NotBefore, c.NotAfter = from, from.Add(time.Hour)
 	}
-	c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
+	c.IPAddresses = append([]net.IP{net.IPv4(127, 0, 0, 1)}, a.Addrs...)
 	c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	private, der := a.sign(c, a.cert)
 	raw, err := x509.MarshalECPrivateKey(private)
