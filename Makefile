@@ -206,7 +206,7 @@ PACKAGE_RECORD ?= .ci/package-passed
 .PHONY: test-package
 test-package: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Install, upgrade, stop and remove the packages under a real systemd, in the virtual machine
 	@.ci/deps test package
-	@.ci/package-stage inputs >$(CACHE)/package-inputs
+	@.ci/stage package inputs >$(CACHE)/package-inputs
 	@for dir in 0.0.1 0.0.2 again; do \
 		version=$${dir/again/0.0.2}; \
 		echo "packages: $(PACKAGES)/$$dir: version $$version"; \
@@ -238,6 +238,17 @@ kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernet
 	@.ci/deps kubernetes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 15m -v ./integration/kube/cluster ./integration/kube/credentials
+
+# What it passed with, for make test, as of test-package.
+KUBERNETES_RECORD ?= .ci/kubernetes-passed
+
+.PHONY: test-kubernetes
+test-kubernetes: kube-tools kube-suites build ## Conformance of the datastore on a real Kubernetes API server, and a chosen part of kubernetes-suites. As root
+	@.ci/deps kubernetes
+	@.ci/stage kubernetes inputs >$(CACHE)/kubernetes-inputs
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 20m ./integration/kube/suites -chosen
+	@cp $(CACHE)/kubernetes-inputs '$(KUBERNETES_RECORD)'
 
 # Apart from kubernetes, for it takes a long time. CLUSTER has flags of the cluster:
 # CLUSTER="-datastore=etcd" (integration/kube/cluster, Config.Flags).

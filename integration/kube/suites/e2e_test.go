@@ -41,11 +41,11 @@ func (s spec) name() string {
 }
 
 // e2e runs the cases of Kubernetes' own e2e.test whose name a regular expression
-// matches, but those for which there is a reason not to.
-func e2e(t *testing.T, c *cluster.Cluster, focus string, exclude []excluded) {
+// matches, but those for which there is a reason not to; with -chosen those that part matches.
+func e2e(t *testing.T, c *cluster.Cluster, focus, part string, exclude []excluded) {
 	t.Helper()
-	if *only != "" {
-		focus, exclude = *only, nil
+	if part := some(part); part != "" {
+		focus, exclude = part, nil
 	}
 	_, kubeBin := cluster.Programs(t)
 	dir := t.ArtifactDir()
@@ -115,14 +115,16 @@ func (s spec) why() string {
 
 // TestNetpol runs the cases of NetworkPolicy.
 func TestNetpol(t *testing.T) {
-	e2e(t, world.Up(t), `\[sig-network\] Netpol`, []excluded{
+	const part = `\[sig-network\] Netpol .*(default-deny-all|based on PodSelector and NamespaceSelector|allow egress access on one named port|enforce updated policy|enforce except clause|deny ingress access to updated pod)`
+	e2e(t, world.Up(t), `\[sig-network\] Netpol`, part, []excluded{
 		{`Feature:SCTPConnectivity`, "the kernel has no SCTP"},
 	})
 }
 
 // TestServices runs the cases of Services.
 func TestServices(t *testing.T) {
-	e2e(t, world.Up(t), `\[sig-network\] Services`, []excluded{
+	const part = `\[sig-network\] Services .*(serve a basic endpoint from pods|create a functioning NodePort service|preserve source pod IP|internalTrafficPolicy=Local Pod to Pod)`
+	e2e(t, world.Up(t), `\[sig-network\] Services`, part, []excluded{
 		{`should be rejected for evicted pods`, "the kubelets do not watch how much pods write (localStorageCapacityIsolation), so none is evicted"},
 		{`should create endpoints for unready pods`, "it asks pods through the API server, whose host has no route to them"},
 		{`should allow creating a basic SCTP service`, "it lists the kernel's modules, and the kernel has none"},

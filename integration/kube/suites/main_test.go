@@ -16,9 +16,22 @@ import (
 )
 
 var (
-	world cluster.World
-	only  = flag.String("only", "", "run the cases that this regular expression matches, whether or not there is a reason not to")
+	world  cluster.World
+	only   = flag.String("only", "", "run the cases that this regular expression matches, whether or not there is a reason not to")
+	chosen = flag.Bool("chosen", false, "run a chosen part of each suite: minutes in the place of an hour")
 )
+
+// some returns what a regular expression of cases has to match: of a suite all, "", those of
+// the flag -only, or its chosen part.
+func some(part string) string {
+	switch {
+	case *only != "":
+		return *only
+	case *chosen:
+		return part
+	}
+	return ""
+}
 
 func TestMain(m *testing.M) {
 	code, err := runContained(m)

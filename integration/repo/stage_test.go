@@ -1,0 +1,130 @@
+package repo
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// stage runs .ci/stage of a tree for a stage and returns the names that it prints.
+func stage(t *testing.T, tree, name, verb string) (names []string, out string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), filepath.Join(tree, ".ci/stage"), name, verb)
+	b, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("stage %s %s: %v: %s", name, verb, err, b)
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		names = append(names, f[len(f)-1])
+	}
+	return names, string(b)
+}
+
+// TestStage: make test leaves a stage out only where nothing that it is about has changed
+// since it passed, and sees that without a history.
+func TestStage(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		stage   string
+		inputs  []string // among others
+		changes string   // one of them
+		comes   string   // a file that is one of them when it comes
+		goes    string
+		recipes []string
+	}{
+		{
+			stage: "package",
+			inputs: []string{
+				"Makefile", ".ci/nfpm.mod", "cmd/routerd/leave.go", "cmd/routerd/main.go", "configs/iproute2/rt_protos.d/routerd.conf", "configs/networkd/routerd.conf",
+				"configs/networkmanager/routerd.conf", "configs/nfpm.yaml", "configs/package/postinstall.sh", "configs/systemd/routerd.service", "control/systemd/ending.go",
+				"integration/packages/packages_test.go", "integration/vm/systemd.go",
+			},
+			changes: "configs/nfpm.yaml", comes: "configs/package/another.sh", goes: "cmd/routerd/leave.go",
+			recipes: []string{"package", "test-package"},
+		},
+		{
+			stage: "kubernetes",
+			inputs: []string{
+				"Makefile", ".ci/coredns/go.mod", ".ci/kubernetes.mod", ".ci/network-policy-api.mod", "cni/conflist.go", "configs/image/Containerfile", "configs/kubernetes/base/admission.yaml",
+				"control/kubesync/kubesync.go", "control/nodenetwork/nodenetwork.go", "control/policyevents/policyevents.go",
+				"integration/kube/store_test.go", "integration/kube/suites/e2e_test.go", "store/kube/convert/netpol.go", "store/kube/watch.go",
+			},
+			changes: "store/kube/watch.go", comes: "configs/kubernetes/base/another.yaml", goes: "control/kubesync/decide.go",
+			recipes: []string{"test-kubernetes", "kube-tools", "kube-suites"},
+		},
+	} {
+		t.Run(tt.stage, func(t *testing.T) {
+			t.Parallel()
+			tree := t.TempDir()
+			inputs, sums := stage(t, root, tt.stage, "inputs")
+			for _, want := range tt.inputs {
+				if !slices.Contains(inputs, want) {
+					t.Errorf("%s is not among what the stage is about: %q", want, inputs)
+				}
+			}
+			for _, name := range append(inputs, ".ci/stage") {
+				if err := os.MkdirAll(filepath.Join(tree, filepath.Dir(name)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				write(t, filepath.Join(tree, name), read(t, name))
+			}
+			if err := os.Chmod(filepath.Join(tree, ".ci/stage"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.CommandContext(t.Context(), "git", "init", "-q", tree).CombinedOutput(); err != nil {
+				t.Fatalf("git init: %v: %s", err, out)
+			}
+			changed := func(when string, want ...string) {
+				t.Helper()
+				got, _ := stage(t, tree, tt.stage, "changed")
+				slices.Sort(want)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", when, diff)
+				}
+			}
+			changed("before it passed", inputs...)
+			write(t, filepath.Join(tree, ".ci/"+tt.stage+"-passed"), sums)
+			changed("after it passed")
+
+			// Each of these alone.
+			with := func(name, text string) {
+				t.Helper()
+				file := filepath.Join(tree, name)
+				before, err := os.ReadFile(file)
+				write(t, file, text)
+				changed("with another "+name, name)
+				if err != nil { // there was none
+					err = os.Remove(file)
+				} else {
+					err = os.WriteFile(file, before, 0o600)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			with(tt.changes, read(t, tt.changes)+"#\n")
+			with(tt.comes, "#\n")
+			makefile := read(t, "Makefile")
+			for _, recipe := range tt.recipes {
+				at := strings.Index(makefile, "\n"+recipe+": ")
+				if at < 0 {
+					t.Fatalf("no recipe %q in the Makefile", recipe)
+				}
+				line := at + 1 + strings.Index(makefile[at+1:], "\n")
+				with("Makefile", makefile[:line]+"\n\ttrue"+makefile[line:])
+			}
+			write(t, filepath.Join(tree, "Makefile"), makefile+"\nanother:\n\ttrue\n")
+			changed("with another target of the Makefile")
+			if err := os.Remove(filepath.Join(tree, tt.goes)); err != nil {
+				t.Fatal(err)
+			}
+			changed("without one", tt.goes)
+		})
+	}
+}
