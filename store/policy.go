@@ -61,6 +61,16 @@ const (
 	TierKubeBaseline = "kube-baseline"
 )
 
+// Annotations of a rule whose destination are Nodes, which Calico's model cannot say: those that a
+// ClusterNetworkPolicy names by their labels. Without them the rule fails closed: one that allows matches
+// nothing, any other denies more.
+const (
+	// RuleNodes is a selector of Nodes, all of whose addresses are meant.
+	RuleNodes = "routerd.io/nodes"
+	// RuleAction is the action of such a rule where it is not the one that it has, which is Deny.
+	RuleAction = "routerd.io/action"
+)
+
 // AnnotationProblems says of a policy or a Node that stands for an object of Kubernetes
 // which of its rules or annotations cannot be carried out as they are, and what is done in
 // their place.

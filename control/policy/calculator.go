@@ -61,6 +61,7 @@ type Calculator struct {
 	problems map[store.Key]string
 
 	members  members  // who can be in sets
+	nodes    nodes    // and which Nodes
 	locals   locals   // whom this host judges packets at
 	policies policies // and by what
 	settings settings
@@ -70,6 +71,9 @@ type Calculator struct {
 func New(cfg Config) *Calculator {
 	c := &Calculator{cfg: cfg, auto: cfg.AutoHostEndpoints, problems: make(map[store.Key]string)}
 	c.members.init()
+	for _, id := range []filter.SetID{filter.NATSources, filter.NATExempt, filter.TunnelSources} {
+		c.members.feed(id)
+	}
 	c.locals.init()
 	c.policies.init()
 	c.settings.init()
@@ -120,6 +124,7 @@ func (c *Calculator) change(ch *cluster.Change) {
 	case store.KindNode:
 		n, _ := ch.Value.(*cluster.Node)
 		c.settings.putNode(c, key.Name, n)
+		c.nodes.put(c, key.Name, n)
 		c.autoHostEndpoint(key.Name, n)
 	case store.KindIPPool:
 		p, _ := ch.Value.(*cluster.Pool)
@@ -211,34 +216,22 @@ func (c *Calculator) Flush() (filter.Delta, bool) {
 	var d filter.Delta
 	c.settings.current(c) // what changes there can touch endpoints and sets
 	c.members.settle()
+	c.nodes.settle()
 	c.locals.settle(c)
 	d.PutEndpoints, d.DelEndpoints = c.locals.emit(c)
 	d.PutPolicies, d.DelPolicies = c.policies.emit(c)
 	d.Settings = c.settings.emit(c)
 	d.PutSets, d.Members, d.DelSets = c.members.emit()
+	put, changes, del := c.nodes.emit()
+	d.PutSets, d.Members, d.DelSets = append(d.PutSets, put...), append(d.Members, changes...), append(d.DelSets, del...)
 	return d, true
 }
 
 // Snapshot returns the ruleset that the steps published so far lead to.
 func (c *Calculator) Snapshot() *filter.Ruleset {
 	r := filter.NewRuleset()
-	for id, s := range c.members.sets {
-		if s.fresh {
-			continue
-		}
-		r.Sets[id] = s.def
-		r.Members[id] = make(map[filter.Member]struct{}, len(s.count))
-		for _, m := range s.visible() {
-			r.Members[id][m] = struct{}{}
-		}
-		for m, come := range s.pending {
-			if come {
-				delete(r.Members[id], m)
-			} else {
-				r.Members[id][m] = struct{}{}
-			}
-		}
-	}
+	c.members.published(r)
+	c.nodes.published(r)
 	maps.Copy(r.Policies, c.policies.published)
 	for name, e := range c.locals.published {
 		r.Endpoints[name] = e.Endpoint

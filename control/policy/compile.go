@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 type setDef struct {
 	filter.Set
 	sel   *selector.Selector // nil: of a service, whose endpoints are not in the store
+	nodes bool               // sel is of Nodes, and not of endpoints and network sets
 	names []string           // of ports, sorted
 
 	protocol uint8 // of those ports
@@ -35,6 +37,12 @@ func setID(origin string) filter.SetID {
 func netsDef(sel *selector.Selector) setDef {
 	origin := sel.String()
 	return setDef{Set: filter.Set{ID: setID("nets " + origin), Type: filter.Nets, Origin: origin}, sel: sel}
+}
+
+// nodesDef is the set of the addresses of Nodes.
+func nodesDef(sel *selector.Selector) setDef {
+	origin := "nodes " + sel.String()
+	return setDef{Set: filter.Set{ID: setID(origin), Type: filter.Nets, Origin: origin}, sel: sel, nodes: true}
 }
 
 func portsDef(sel *selector.Selector, names []string, protocol uint8) setDef {
@@ -96,7 +104,10 @@ func (c *compiler) rules(field string, rules []v3.Rule, used bool) ([]filter.Rul
 
 func (c *compiler) rule(r *v3.Rule) (filter.Rule, error) {
 	var out filter.Rule
-	var err error
+	r, nodes, err := ofNodes(r)
+	if err != nil {
+		return out, err
+	}
 	if out.Action, err = actionOf(r.Action); err != nil {
 		return out, fmt.Errorf("action: %w", err)
 	}
@@ -124,10 +135,30 @@ func (c *compiler) rule(r *v3.Rule) (filter.Rule, error) {
 	if out.Destination, err = c.side(&r.Destination, r.Protocol); err != nil {
 		return out, fmt.Errorf("destination.%w", err)
 	}
+	if nodes != nil {
+		out.Destination.Set = c.need(nodesDef(nodes))
+	}
 	if out.Family == 0 {
 		out.Family = familyOf(&out)
 	}
 	return out, nil
+}
+
+// ofNodes returns what a rule says besides that its destination are Nodes, and which; nil: it is not
+// about Nodes.
+func ofNodes(r *v3.Rule) (*v3.Rule, *selector.Selector, error) {
+	if r.Metadata == nil || r.Metadata.Annotations[store.RuleNodes] == "" {
+		return r, nil, nil
+	}
+	sel, err := selector.Parse(r.Metadata.Annotations[store.RuleNodes])
+	if err != nil {
+		return nil, nil, fmt.Errorf("metadata.annotations[%s]: %w", store.RuleNodes, err)
+	}
+	out := *r
+	out.Action = v3.Action(cmp.Or(r.Metadata.Annotations[store.RuleAction], string(r.Action)))
+	// In its place stands what those match who do not know Nodes.
+	out.Destination.Selector = ""
+	return &out, sel, nil
 }
 
 // familyOf returns the only family that a rule's nets are of. A rule with nets

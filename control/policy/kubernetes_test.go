@@ -26,6 +26,7 @@ import (
 // kubernetes is a cluster as its users write it.
 type kubernetes struct {
 	namespaces map[string]map[string]string // the labels of each
+	nodes      []*corev1.Node
 	pods       []*corev1.Pod
 	policies   []*networkingv1.NetworkPolicy
 	cluster    []*v1alpha2.ClusterNetworkPolicy
@@ -178,7 +179,7 @@ func (k *kubernetes) tier(tier v1alpha2.Tier, pod *corev1.Pod, f filter.Packet, 
 		}
 		for _, r := range rules {
 			unknown := slices.ContainsFunc(r.peers, func(p v1alpha2.ClusterNetworkPolicyEgressPeer) bool {
-				return p.Namespaces == nil && p.Pods == nil && p.Networks == nil
+				return p.Namespaces == nil && p.Pods == nil && p.Networks == nil && p.Nodes == nil
 			}) || slices.ContainsFunc(r.protocols, func(p v1alpha2.ClusterNetworkPolicyProtocol) bool {
 				return p == v1alpha2.ClusterNetworkPolicyProtocol{}
 			})
@@ -210,8 +211,14 @@ func (k *kubernetes) isPod(namespaces *metav1.LabelSelector, pods *v1alpha2.Name
 	return namespaces != nil && selects(namespaces, of) || pods != nil && selects(&pods.NamespaceSelector, of) && selects(&pods.PodSelector, pod.Labels)
 }
 
+func (k *kubernetes) isNode(nodes *metav1.LabelSelector, far netip.Addr) bool {
+	return nodes != nil && slices.ContainsFunc(k.nodes, func(n *corev1.Node) bool {
+		return selects(nodes, n.Labels) && slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Address == far.String() })
+	})
+}
+
 func (k *kubernetes) isPeer(p v1alpha2.ClusterNetworkPolicyEgressPeer, far netip.Addr) bool {
-	return k.isPod(p.Namespaces, p.Pods, k.pod(far)) ||
+	return k.isPod(p.Namespaces, p.Pods, k.pod(far)) || k.isNode(p.Nodes, far) ||
 		slices.ContainsFunc(p.Networks, func(n v1alpha2.CIDR) bool { return holdsAddr(string(n), far) })
 }
 
@@ -249,6 +256,9 @@ func (k *kubernetes) objects(t fataler) (out []store.Object) {
 	for _, name := range slices.Sorted(maps.Keys(k.namespaces)) {
 		read(store.KindProfile, "Namespace", &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1", Labels: k.namespaces[name]}})
 		read(store.KindProfile, "ServiceAccount", &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name, ResourceVersion: "1"}})
+	}
+	for _, n := range k.nodes {
+		read(store.KindNode, "Node", n)
 	}
 	for _, p := range k.pods {
 		read(store.KindWorkloadEndpoint, "Pod", p)
@@ -305,6 +315,16 @@ func drawKubernetes(t *rapid.T) *kubernetes {
 		}}}
 		p.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprint("10.0.0.", i)}, {IP: fmt.Sprint("fd00::", i)}}
 		k.pods = append(k.pods, p)
+	}
+	for i := 1; i <= 2; i++ {
+		k.nodes = append(k.nodes, &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i), Labels: drawPodLabels(t), ResourceVersion: "1"},
+			Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+				{Type: corev1.NodeHostName, Address: fmt.Sprint("n", i)},
+				{Type: corev1.NodeInternalIP, Address: fmt.Sprint("192.0.2.", i)},
+				{Type: corev1.NodeExternalIP, Address: fmt.Sprint("2001:db8:2::", i)},
+			}},
+		})
 	}
 	for i := range rapid.IntRange(0, 3).Draw(t, "policies") {
 		k.policies = append(k.policies, drawNetworkPolicy(t, i))
@@ -415,12 +435,15 @@ func drawClusterPolicy(t *rapid.T, i int) *v1alpha2.ClusterNetworkPolicy {
 		networks := false
 		for range rapid.IntRange(1, 2).Draw(t, "to") {
 			p := v1alpha2.ClusterNetworkPolicyEgressPeer{}
-			switch pick(t, "peer", 0, 1, 1, 1, 2, 2) {
+			switch pick(t, "peer", 0, 1, 1, 1, 2, 2, 3, 3) {
 			case 1:
 				p.Namespaces, p.Pods = who()
 			case 2:
 				networks = true
 				p.Networks = pick(t, "networks", []v1alpha2.CIDR{"10.0.0.0/31", "fd00::/64"}, []v1alpha2.CIDR{"0.0.0.0/0"}, []v1alpha2.CIDR{"fd00::2/127"})
+			case 3:
+				networks = true
+				p.Nodes = new(drawLabelSelector(t))
 			}
 			r.To = append(r.To, p)
 		}
@@ -432,29 +455,41 @@ func drawClusterPolicy(t *rapid.T, i int) *v1alpha2.ClusterNetworkPolicy {
 
 // TestKubernetesPolicies compares what the specifications of Kubernetes' policies
 // say of a connection with what is decided of it after they went through the
-// datastore, in both directions and both families.
+// datastore, in both directions and both families; also where Nodes come, or get their labels, later.
 func TestKubernetesPolicies(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		k := drawKubernetes(t)
 		c, mirror := newMirror(policy.Config{})
-		c.Update(store.Batch{Events: events(k.objects(t)), Synced: true})
+		late := *k
+		late.nodes = nil
+		for _, n := range k.nodes[:rapid.IntRange(0, len(k.nodes)).Draw(t, "nodes at first")] {
+			n := n.DeepCopy()
+			n.Labels = drawPodLabels(t)
+			late.nodes = append(late.nodes, n)
+		}
+		c.Update(store.Batch{Events: events(late.objects(t)), Synced: true})
+		step(t, c, mirror)
+		c.Update(store.Batch{Events: events((&kubernetes{nodes: k.nodes}).objects(t))})
 		step(t, c, mirror)
 		for _, family := range []int{4, 6} {
 			addr := func(i int) netip.Addr {
+				if i >= 5 {
+					return netip.MustParseAddr(map[int]string{4: "192.0.2.", 6: "2001:db8:2::"}[family] + fmt.Sprint(i-4))
+				}
 				if i == 0 {
 					return map[int]netip.Addr{4: netip.MustParseAddr("203.0.113.7"), 6: netip.MustParseAddr("2001:db8::7")}[family]
 				}
 				return netip.MustParseAddr(map[int]string{4: "10.0.0.", 6: "fd00::"}[family] + fmt.Sprint(i))
 			}
 			iface := func(i int) string {
-				if i == 0 || k.pods[i-1].Spec.NodeName != thisNode {
+				if i == 0 || i >= 5 || k.pods[i-1].Spec.NodeName != thisNode {
 					return "eth0"
 				}
 				return convert.InterfaceName(k.pods[i-1].Namespace, k.pods[i-1].Name)
 			}
 			for src := range 5 {
-				for dst := range 5 {
+				for dst := range 7 {
 					if src == dst || iface(src) == "eth0" && iface(dst) == "eth0" {
 						continue
 					}
@@ -482,7 +517,7 @@ func TestKubernetesPolicies(t *testing.T) {
 // String writes a cluster down for who has to look into a difference.
 func (k *kubernetes) String() string {
 	var b strings.Builder
-	for _, list := range []any{k.namespaces, k.pods, k.policies, k.cluster} {
+	for _, list := range []any{k.namespaces, k.nodes, k.pods, k.policies, k.cluster} {
 		text, _ := json.Marshal(list) //nolint:errchkjson // for a message alone
 		b.Write(append(text, '\n'))
 	}

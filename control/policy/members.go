@@ -9,13 +9,14 @@ import (
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"github.com/projectcalico/api/pkg/lib/numorstring"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/selector"
 )
 
 // members are all endpoints and network sets of the cluster, and the sets that
-// are made of them.
+// are made of them; or all Nodes, and theirs.
 type members struct {
 	ids   map[store.Key]itemID
 	items []item // by id
@@ -41,7 +42,7 @@ type selected struct {
 	sets  []*set
 }
 
-// item is one endpoint or network set.
+// item is one endpoint, network set or Node.
 type item struct {
 	key      store.Key
 	own      map[string]string
@@ -80,12 +81,14 @@ func (m *members) init() {
 			m.contribute(s, &m.items[id].content, matches)
 		}
 	})
-	for _, id := range []filter.SetID{filter.NATSources, filter.NATExempt, filter.TunnelSources} {
-		s := newSet(filter.Set{ID: id, Type: filter.Nets, Origin: string(id)})
-		s.refs = 1
-		m.sets[id] = s
-		m.changed[s] = struct{}{}
-	}
+}
+
+// feed makes a set that is fed by hand.
+func (m *members) feed(id filter.SetID) {
+	s := newSet(filter.Set{ID: id, Type: filter.Nets, Origin: string(id)})
+	s.refs = 1
+	m.sets[id] = s
+	m.changed[s] = struct{}{}
 }
 
 // contribute adds what an item brings to a set, or takes it away.
@@ -131,7 +134,7 @@ func (m *members) replace(id filter.SetID, was, now []netip.Prefix) {
 	m.changed[s] = struct{}{}
 }
 
-// put applies an endpoint or a network set, or its deletion.
+// put applies an endpoint, a network set or a Node, or its deletion.
 func (m *members) put(c *Calculator, key store.Key, v any) {
 	id, known := m.ids[key]
 	if v == nil {
@@ -164,6 +167,12 @@ func (m *members) put(c *Calculator, key store.Key, v any) {
 		it.own, it.implied, it.profiles = o.Labels, []label{{store.LabelNamespace, key.Namespace}}, []string{store.PrefixNamespace + key.Namespace}
 		it.next.ports = nil
 		it.next.nets, bad = setNets(o.Spec.Nets)
+	case *cluster.Node:
+		it.own, it.implied, it.profiles = o.Labels, nil, nil
+		it.next.nets = nil
+		for _, a := range o.Hosts {
+			it.next.nets = append(it.next.nets, netip.PrefixFrom(a, a.BitLen()))
+		}
 	case *v3.GlobalNetworkSet:
 		it.own, it.implied, it.profiles = o.Labels, nil, nil
 		it.next.ports = nil
@@ -321,6 +330,27 @@ func (m *members) emit() (put []filter.Set, changes []filter.MemberChange, del [
 	del, m.gone = m.gone, nil
 	slices.Sort(del)
 	return put, changes, del
+}
+
+// published adds the sets as they were reported to a ruleset.
+func (m *members) published(r *filter.Ruleset) {
+	for id, s := range m.sets {
+		if s.fresh {
+			continue
+		}
+		r.Sets[id] = s.def
+		r.Members[id] = make(map[filter.Member]struct{}, len(s.count))
+		for _, m := range s.visible() {
+			r.Members[id][m] = struct{}{}
+		}
+		for m, come := range s.pending {
+			if come {
+				delete(r.Members[id], m)
+			} else {
+				r.Members[id][m] = struct{}{}
+			}
+		}
+	}
 }
 
 func workloadLabels(key store.Key, s *store.WorkloadEndpointSpec) []label {

@@ -198,7 +198,7 @@ func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.Policy
 		}
 		var held []filter.SetID
 		for set, d := range state.defs {
-			c.members.acquire(d)
+			c.acquire(d)
 			held = append(held, set)
 		}
 		released = append(released, p.held[id]...)
@@ -210,7 +210,7 @@ func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.Policy
 	}
 	// Last, so that a set which only changes hands stays as it is.
 	for _, set := range released {
-		c.members.release(set)
+		c.release(set)
 	}
 	return put, slices.Clip(del)
 }

@@ -30,7 +30,7 @@ exec /agnhost-2 "$@"
 }
 
 // TestClusterNetworkPolicy runs the conformance suite of network-policy-api. The definition of
-// its standard channel is there before the daemons are: they look for one that comes
+// its experimental channel, which has peers that are Nodes besides, is there before the daemons are: they look for one that comes
 // later every 30 seconds, and the first case does not wait for that.
 func TestClusterNetworkPolicy(t *testing.T) {
 	c := world.Up(t)
@@ -43,7 +43,7 @@ func TestClusterNetworkPolicy(t *testing.T) {
 	// Both tiers and directions, what is decided by the order of policies, and names of ports.
 	part := some(`^(CNPAdminTierIngressTCP|CNPBaselineTierEgressTCP|CNPAdminTierPriorityField|CNPAdminTierIntegration|CNPAdminTierEgressNamedPort)$`)
 	cmd := exec.CommandContext(t.Context(), filepath.Join(kubeBin, "network-policy-api.test"),
-		"-test.v", "-test.timeout=4h", "-test.run=^TestConformance$/"+part, "-supported-features=ClusterNetworkPolicyNamedPorts")
+		"-test.v", "-test.timeout=4h", "-test.run=^TestConformance$/"+part, "-supported-features=ClusterNetworkPolicyNamedPorts,ClusterNetworkPolicyEgressNodePeers")
 	cmd.Env = []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + config}
 	const sctp = "the kernel has no SCTP"
 	exclude := []excluded{
@@ -55,8 +55,6 @@ func TestClusterNetworkPolicy(t *testing.T) {
 		{`CNPBaselineTierGress`, sctp + ", and each of its cases asks by TCP, UDP and SCTP"},
 		{`CNPAdminTierEgressInlineCIDRPeers`, sctp + ", and each of its cases asks by TCP, UDP and SCTP"},
 		{`CNPBaselineTierEgressInlineCIDRPeers`, sctp + ", and each of its cases asks by TCP, UDP and SCTP"},
-		{`CNPAdminTierEgressNodePeers`, "of the experimental channel: peers that are nodes are not carried out"},
-		{`CNPBaselineTierEgressNodePeers`, "of the experimental channel: peers that are nodes are not carried out"},
 	}
 	var results []result
 	if part != "" {
@@ -81,14 +79,14 @@ func TestClusterNetworkPolicy(t *testing.T) {
 	}
 }
 
-// standardChannel is the file with the definition of ClusterNetworkPolicy, of the module of
+// experimentalChannel is the file with the definition of ClusterNetworkPolicy, of the module of
 // its types.
-func standardChannel() (string, error) {
+func experimentalChannel() (string, error) {
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/network-policy-api").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the module of network-policy-api: %w", err)
 	}
-	return filepath.Join(strings.TrimSpace(string(dir)), "config/crd/standard/policy.networking.k8s.io_clusternetworkpolicies.yaml"), nil
+	return filepath.Join(strings.TrimSpace(string(dir)), "config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml"), nil
 }
 
 // outcome is a line of go test's about a case below a test of the suite.

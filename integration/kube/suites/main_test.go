@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 }
 
 func runContained(m *testing.M) (code int, err error) {
-	definition, err := standardChannel()
+	definition, err := experimentalChannel()
 	if err != nil {
 		return 1, err
 	}

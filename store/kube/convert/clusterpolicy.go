@@ -65,7 +65,7 @@ func clusterPolicyOf(cnp *v1alpha2.ClusterNetworkPolicy) (store.Key, any, error)
 	for i, r := range cnp.Spec.Egress {
 		var peers []clusterPeer
 		for _, peer := range r.To {
-			peers = append(peers, clusterPeer{namespaces: peer.Namespaces, pods: peer.Pods, networks: peer.Networks, nodes: peer.Nodes != nil, domains: len(peer.DomainNames) > 0})
+			peers = append(peers, clusterPeer{namespaces: peer.Namespaces, pods: peer.Pods, networks: peer.Networks, nodes: peer.Nodes, domains: len(peer.DomainNames) > 0})
 		}
 		rules, problem := clusterRules(r.Name, r.Action, peers, r.Protocols, func(rule *v3.Rule, peer v3.EntityRule, ports []numorstring.Port) {
 			rule.Destination, rule.Destination.Ports = peer, ports
@@ -95,10 +95,11 @@ func note(m *metav1.ObjectMeta, problems []string) {
 
 // clusterPeer is a peer of either direction.
 type clusterPeer struct {
-	namespaces     *metav1.LabelSelector
-	pods           *v1alpha2.NamespacedPod
-	networks       []v1alpha2.CIDR
-	nodes, domains bool // of the experimental channel
+	namespaces *metav1.LabelSelector
+	pods       *v1alpha2.NamespacedPod
+	networks   []v1alpha2.CIDR
+	nodes      *metav1.LabelSelector // these two are of the experimental channel
+	domains    bool
 }
 
 // clusterRules returns one rule for each protocol and peer, or what stands for a
@@ -122,7 +123,7 @@ func clusterRules(
 		rule.Action = v3.Deny
 		return []v3.Rule{rule}, fmt.Sprintf(".action: %q is not known here; it denies everything", action)
 	}
-	entities, byProtocol, err := clusterMatch(peers, protocols)
+	entities, byProtocol, err := clusterMatch(rule.Action, peers, protocols)
 	if err != nil {
 		if rule.Action == v3.Allow {
 			return nil, fmt.Sprintf("%v; it accepts nothing", err)
@@ -131,8 +132,11 @@ func clusterRules(
 		return []v3.Rule{rule}, fmt.Sprintf("%v; it denies everything", err)
 	}
 	for _, protocol := range slices.Sorted(maps.Keys(byProtocol)) {
-		for _, e := range entities {
+		for i, e := range entities {
 			r := rule
+			if nodes := peers[i].nodes; nodes != nil {
+				r = ofNodes(r, nodes)
+			}
 			if protocol != "" {
 				p := numorstring.ProtocolFromString(protocol)
 				r.Protocol = &p
@@ -146,7 +150,7 @@ func clusterRules(
 
 // clusterMatch returns whom the peers of a rule mean, and the ports of each
 // protocol. The error names the field, and begins with it.
-func clusterMatch(peers []clusterPeer, protocols []v1alpha2.ClusterNetworkPolicyProtocol) ([]v3.EntityRule, map[string][]numorstring.Port, error) {
+func clusterMatch(action v3.Action, peers []clusterPeer, protocols []v1alpha2.ClusterNetworkPolicyProtocol) ([]v3.EntityRule, map[string][]numorstring.Port, error) {
 	byProtocol, named, err := clusterPorts(protocols)
 	if err != nil {
 		return nil, nil, err
@@ -156,26 +160,46 @@ func clusterMatch(peers []clusterPeer, protocols []v1alpha2.ClusterNetworkPolicy
 	}
 	var entities []v3.EntityRule
 	for i, peer := range peers {
-		e, err := peer.entity()
+		e, err := peer.entity(action)
 		if err != nil {
 			return nil, nil, fmt.Errorf(": peer %d: %w", i, err)
 		}
-		if named && len(e.Nets) > 0 {
-			return nil, nil, fmt.Errorf(": peer %d: networks have no named ports", i)
+		if named && (len(e.Nets) > 0 || peer.nodes != nil) {
+			return nil, nil, fmt.Errorf(": peer %d: networks and nodes have no named ports", i)
 		}
 		entities = append(entities, e)
 	}
 	return entities, byProtocol, nil
 }
 
-func (p *clusterPeer) entity() (v3.EntityRule, error) {
+// ofNodes has a rule mean the Nodes that a selector matches ([store.RuleNodes]).
+func ofNodes(r v3.Rule, nodes *metav1.LabelSelector) v3.Rule {
+	var annotations map[string]string
+	if r.Metadata != nil {
+		annotations = r.Metadata.Annotations
+	}
+	annotations = with(maps.Clone(annotations), store.RuleNodes, cmp.Or(strings.Join(terms(nodes), " && "), "all()"))
+	if r.Action == v3.Pass {
+		r.Action = v3.Deny
+		annotations[store.RuleAction] = string(v3.Pass)
+	}
+	r.Metadata = &v3.RuleMetadata{Annotations: annotations}
+	return r
+}
+
+// entity returns whom a peer means. For nodes it is what a rule is to match where nobody knows
+// them: nothing, or, if it denies, anything.
+func (p *clusterPeer) entity(action v3.Action) (v3.EntityRule, error) {
 	switch {
-	case p.nodes:
-		return v3.EntityRule{}, errors.New("nodes are not supported")
 	case p.domains:
 		return v3.EntityRule{}, errors.New("domainNames are not supported")
-	case len(p.networks) > 0 && (p.namespaces != nil || p.pods != nil):
+	case p.nodes != nil && (len(p.networks) > 0 || p.namespaces != nil || p.pods != nil),
+		len(p.networks) > 0 && (p.namespaces != nil || p.pods != nil):
 		return v3.EntityRule{}, errors.New("more than one field is set")
+	case p.nodes != nil && action == v3.Allow:
+		return v3.EntityRule{Selector: "!all()"}, nil
+	case p.nodes != nil:
+		return v3.EntityRule{}, nil
 	case len(p.networks) == 0:
 		return podsOf(p.namespaces, p.pods)
 	}
