@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -116,6 +117,11 @@ func encode(key Key, value any, oldRaw []byte) ([]byte, error) {
 		// These always carry a status in Calico's stores. For a tier the API
 		// module's type has none, and the other's is never empty.
 		s.Status = statusOf(oldRaw)
+		if k, ok := value.(*v3.KubeControllersConfiguration); ok && !sameStatus(k.Status, s.Status) {
+			if s.Status, err = json.Marshal(k.Status); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return json.Marshal(s)
 }
@@ -142,6 +148,13 @@ func statusOf(raw []byte) json.RawMessage {
 		return json.RawMessage("{}")
 	}
 	return o.Status
+}
+
+// sameStatus reports whether a status says what is stored, or nothing: who changes another part
+// need not know of what is stored there.
+func sameStatus(s v3.KubeControllersConfigurationStatus, raw json.RawMessage) bool {
+	var was v3.KubeControllersConfigurationStatus
+	return reflect.ValueOf(s).IsZero() || json.Unmarshal(raw, &was) == nil && reflect.DeepEqual(s, was)
 }
 
 func joinName(namespace, name string) string {

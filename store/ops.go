@@ -169,6 +169,16 @@ const (
 // already, nothing is written and cur is returned; when it returns an error,
 // Modify returns that error as it is.
 func Modify(ctx context.Context, s Store, key Key, change func(cur Object) (any, error)) (Object, error) {
+	return modify(ctx, s, key, false, change)
+}
+
+// ModifyStatus is [Modify] for a change of nothing but the object's status: see
+// [Op.Status]. There has to be the object.
+func ModifyStatus(ctx context.Context, s Store, key Key, change func(cur Object) (any, error)) (Object, error) {
+	return modify(ctx, s, key, true, change)
+}
+
+func modify(ctx context.Context, s Store, key Key, status bool, change func(cur Object) (any, error)) (Object, error) {
 	if l, ok := s.(KeyLocker); ok {
 		release, err := l.LockKey(ctx, key)
 		if err != nil {
@@ -192,6 +202,7 @@ func Modify(ctx context.Context, s Store, key Key, change func(cur Object) (any,
 		if same {
 			return cur, nil
 		}
+		op.Status = status
 		written, err := put(ctx, s, op)
 		if err == nil {
 			return written, nil

@@ -101,6 +101,10 @@ type Op struct {
 	Action Action
 	Role   Role
 	Object Object // for Check and Remove only its Key counts; for Put also Value and Raw
+
+	// Status says of a Put that it changes nothing but the object's status. Kubernetes' API
+	// takes that at a place of its own; a datastore that keeps objects whole writes the object.
+	Status bool
 }
 
 // MaxOps is how many ops a transaction may have: the default limit of etcd's

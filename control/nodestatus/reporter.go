@@ -143,7 +143,7 @@ func (r *Reporter) answer(ctx context.Context, key store.Key) error {
 		return fmt.Errorf("ask for this host's routes: %w", err)
 	}
 	now := time.Now()
-	_, err = store.Modify(ctx, r.store, key, func(cur store.Object) (any, error) {
+	_, err = store.ModifyStatus(ctx, r.store, key, func(cur store.Object) (any, error) {
 		old, ok := cur.Value.(*v3.CalicoNodeStatus)
 		if !ok || old.Spec.Node != r.node {
 			return nil, nil // deleted meanwhile, or another's now

@@ -263,7 +263,16 @@ func (s *Store) doAt(ctx context.Context, st step, rev store.Revision) (store.Ob
 	if rev == 0 {
 		r.method, r.path = http.MethodPost, st.place.collection()
 	}
+	apart := st.Op.Status && rev != 0 && st.place.Resource.Status
+	if apart {
+		r.path += "/status"
+	}
 	raw, err := s.write(ctx, st.dry, r)
+	if apart && isCode(err, http.StatusNotFound) {
+		// A definition of before Calico kept the status apart has no place for it.
+		r.path = st.place.path()
+		raw, err = s.write(ctx, st.dry, r)
+	}
 	if older, ok := st.place.OlderName(st.place.key); ok && rev != 0 && isCode(err, http.StatusNotFound) && older != st.place.name {
 		st.place.name = older
 		return s.doAt(ctx, st, rev)

@@ -69,6 +69,7 @@ func run(t *testing.T, open func(t *testing.T) store.Store, more map[string]func
 		"List":                testList,
 		"BigList":             testBigList,
 		"CreateUpdateDelete":  testCreateUpdateDelete,
+		"Status":              testStatus,
 		"ModifyRace":          testModifyRace,
 		"ModifyRaceOfHosts":   testModifyRaceOfHosts,
 		"Bootstrap":           testBootstrap,

@@ -165,6 +165,26 @@ func (p place) path() string {
 	return p.collection() + "/" + p.name
 }
 
+// apart reports whether the status of a resource's objects is written at a place of its own.
+func apart(resource string) bool {
+	return resource == "caliconodestatuses" || resource == "kubecontrollersconfigurations"
+}
+
+// withStatus returns what a write of o makes of the object that was there: its status, or all
+// but that.
+func (o object) withStatus(old object, status bool) object {
+	from, to := old, o
+	if status {
+		from, to = o, maps.Clone(old)
+	}
+	if text, ok := from["status"]; ok {
+		to["status"] = text
+	} else {
+		delete(to, "status")
+	}
+	return to
+}
+
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -286,6 +306,9 @@ func (s *Server) answer(r *http.Request, p place, body []byte) (code int, answer
 	}
 	if r.Method != http.MethodPost && given.version() != "" && given.version() != old.version() {
 		return http.StatusConflict, nil
+	}
+	if r.Method == http.MethodPut && apart(p.resource) {
+		given = given.withStatus(old, p.subresource == "status")
 	}
 	if r.URL.Query().Get("dryRun") == "" {
 		s.put(p, given)
