@@ -1,10 +1,12 @@
 package store
 
 import (
+	"regexp"
 	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // MaxStatusPeriod is how seldom a node may be asked to report its status, in seconds.
@@ -60,10 +62,7 @@ func (c *checker) kubeControllers(s *v3.KubeControllersConfigurationSpec) {
 		if h := n.HostEndpoint; h != nil {
 			enabled(at+"node.hostEndpoint.autoCreate", h.AutoCreate)
 			enabled(at+"node.hostEndpoint.createDefaultHostEndpoint", string(h.CreateDefaultHostEndpoint))
-			for i, t := range h.Templates {
-				c.nets(index(at+"node.hostEndpoint.templates", i)+".interfaceCIDRs", t.InterfaceCIDRs)
-				c.labels(index(at+"node.hostEndpoint.templates", i)+".labels", t.Labels)
-			}
+			c.hostEndpointTemplates(at+"node.hostEndpoint.templates", h.Templates)
 		}
 	}
 	if p := s.Controllers.Policy; p != nil {
@@ -80,6 +79,30 @@ func (c *checker) kubeControllers(s *v3.KubeControllersConfigurationSpec) {
 	}
 	if l := s.Controllers.LoadBalancer; l != nil {
 		c.oneOf(at+"loadBalancer.assignIPs", string(l.AssignIPs), string(v3.AllServices), string(v3.RequestedServicesOnly))
+	}
+}
+
+// hostEndpointTemplates checks what host endpoints are made by. That one names its interfaces is
+// not seen here: a later version of Calico has another field for that.
+func (c *checker) hostEndpointTemplates(field string, templates []v3.Template) {
+	seen := make(map[string]bool)
+	for i, t := range templates {
+		f := index(field, i)
+		name := t.GenerateName
+		switch {
+		case name == "":
+			c.add(f+".generateName", nil, "required: it goes into the names of the host endpoints that are made")
+		case len(validation.IsDNS1123Subdomain(name)) > 0:
+			c.add(f+".generateName", name, "must be a part of a name: lower case letters, digits, '-' and '.'")
+		}
+		c.reject(name != "" && seen[name], f+".generateName", name, "an earlier template has it; give another one")
+		seen[name] = true
+		c.nets(f+".interfaceCIDRs", t.InterfaceCIDRs)
+		if _, err := regexp.Compile(t.InterfaceSelector); err != nil {
+			c.add(f+".interfaceSelector", t.InterfaceSelector, "must be a regular expression of interfaces' names such as eth0|eth1: %v", err)
+		}
+		c.labels(f+".labels", t.Labels)
+		c.selector(f+".nodeSelector", t.NodeSelector, noGlobal)
 	}
 }
 

@@ -38,10 +38,14 @@ func (d *router) runCollector(ctx context.Context) error {
 	if d.inAPI {
 		forCluster = append(forCluster, d.tellForOthers)
 	}
+	if len(forCluster) > 0 {
+		forCluster = append(forCluster, d.hostEndpoints.RunCluster, d.running.Run)
+	}
 	var work sync.WaitGroup
 	work.Go(func() { c.RunHost(ctx) })
 	work.Go(func() {
 		for s := range d.follow.controllers.Steps(ctx) {
+			d.running.HandleStore(s)
 			for _, ch := range s.Changes {
 				if k, _ := ch.Value.(*v3.KubeControllersConfiguration); ch.Key.Name == store.DefaultName && ch.Err == nil {
 					c.SetGrace(leakGrace(d.cfg.IPAM.LeakGracePeriod, k))

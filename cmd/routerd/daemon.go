@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +34,7 @@ import (
 	"github.com/routerd/routerd/control/hostlock"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
+	"github.com/routerd/routerd/control/kubecontrollers"
 	"github.com/routerd/routerd/control/kubesync"
 	"github.com/routerd/routerd/control/lock"
 	"github.com/routerd/routerd/control/member"
@@ -111,6 +113,9 @@ type router struct {
 	journal *journal.Journal
 	probe   *probe.Prober
 	policy  *netpolicy.Policy
+	// hostEndpoints are those that follow from Nodes.
+	hostEndpoints *kubecontrollers.Keeper
+	running       *kubecontrollers.Teller
 
 	presence *presence.Keeper
 
@@ -198,6 +203,11 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	if err != nil {
 		return d, err
 	}
+	d.hostEndpoints = kubecontrollers.NewKeeper(name, d.db, node.Virtual, log.With("component", "kubecontrollers"))
+	d.running = kubecontrollers.NewTeller(kubecontrollers.Running{
+		API: d.inAPI, Mirrored: d.mirrors(),
+		LeakGrace: func(k *v3.KubeControllersConfiguration) time.Duration { return leakGrace(c.IPAM.LeakGracePeriod, k) },
+	}, d.db, log.With("component", "kubecontrollers"))
 	d.loadCluster()
 	var restarting bool
 	if c.BGP.Enabled {
@@ -410,6 +420,8 @@ func (d *router) run(stop context.Context) error {
 	reporter := nodestatus.New(d.name, d.db, d.operator, d.log.With("component", "nodestatus"))
 	part("status follows", each(d.follow.status, reporter.HandleStore))
 	part("status", reporter.Run)
+	part("host endpoints follow", each(d.follow.hosts, d.hostEndpoints.HandleStore))
+	part("host endpoints", after(d.presence.Held(), d.hostEndpoints.Run))
 	if !d.inAPI { // the Kubernetes datastore has no changes to confirm
 		part("changes to confirm", rollback.Keeper{Node: d.name, Store: d.store, Log: d.log.With("component", "rollback")}.Run)
 	}
@@ -531,6 +543,7 @@ func (d *router) followUnderlay(ctx context.Context) error {
 		d.node.HandleUnderlay(u)
 		d.probe.HandleUnderlay(u)
 		d.policy.HandleUnderlay(u)
+		d.hostEndpoints.HandleUnderlay(u)
 		if err := d.core.Underlay(ctx, u); err != nil {
 			return err
 		}
@@ -558,7 +571,7 @@ func after(first <-chan struct{}, run func(context.Context) error) func(context.
 // followers are the parts' places in the changes of the cluster, each at its own
 // pace. A part that does not run has none: its changes would pile up.
 type followers struct {
-	core, ipam, bgp, probe, attach, pods, policy, node, lock, status, controllers, network, page *cluster.Follower
+	core, ipam, bgp, probe, attach, pods, policy, node, lock, status, controllers, hosts, network, page *cluster.Follower
 }
 
 // follow makes the followers: api says that the datastore has what Kubernetes' API says, and
@@ -569,6 +582,7 @@ func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
 		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...).Waive(store.KindKubeControllersConfiguration), lock: c.Follow(lock.Kinds()...),
 		status: c.Follow(nodestatus.Kinds()...), controllers: c.Follow(store.KindKubeControllersConfiguration),
+		hosts: c.Follow(kubecontrollers.Kinds()...).Waive(store.KindKubeControllersConfiguration),
 	}
 	if speaksBGP {
 		var services []store.Kind

@@ -34,6 +34,10 @@ func virtualLinks() *regexp.Regexp {
 	return regexp.MustCompile(`^(docker.*|podman.*|cbr.*|dummy.*|virbr.*|lxcbr.*|veth.*|lo|cali.*|tunl.*|flannel.*|kube-ipvs.*|cni.*|vxlan\.calico.*|vxlan-v6\.calico|ip6tnl0|wireguard\.cali|wg-v6\.cali|nodelocaldns|br-.*)$`)
 }
 
+// Virtual reports whether a device of that name is one of a container runtime, a hypervisor or
+// routerd itself.
+func Virtual(name string) bool { return virtualLinks().MatchString(name) }
+
 // Detect finds this host's address of a family.
 //
 // The method is one of first-found, interface=REGEX[,REGEX…],

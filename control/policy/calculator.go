@@ -135,8 +135,7 @@ func (c *Calculator) change(ch *cluster.Change) {
 		b, _ := o.Value.(*v3.BGPConfiguration)
 		c.settings.putBGP(key.Name, b)
 	case store.KindKubeControllersConfiguration:
-		k, _ := o.Value.(*v3.KubeControllersConfiguration)
-		c.putControllers(key, k)
+		c.putControllers(o)
 	case store.KindWorkloadEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet:
 		c.putLabelled(key, o.Value)
 	case store.KindHostEndpoint:

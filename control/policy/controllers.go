@@ -1,45 +1,35 @@
 package policy
 
 import (
+	"strings"
+
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/kubecontrollers"
 	"github.com/routerd/routerd/store"
 )
 
-// putControllers follows what the KubeControllersConfiguration named default says of the host endpoints of Nodes; nil: there is
-// none. The host's own setting gives them whatever it says.
-func (c *Calculator) putControllers(key store.Key, k *v3.KubeControllersConfiguration) {
-	if key.Name != store.DefaultName {
+// putControllers follows what the KubeControllersConfiguration named default says of the host endpoints of Nodes. The host's own
+// setting gives them whatever it says. That of all interfaces is reckoned with before a host wrote its own; those of templates are
+// only known when they are written, for a Node does not say its interfaces.
+func (c *Calculator) putControllers(o store.Object) {
+	if o.Key.Name != store.DefaultName {
 		return
 	}
-	on, unsupported := autoHostEndpoints(k)
-	if unsupported != "" {
-		c.problems[key] = unsupported
+	k, _ := o.Value.(*v3.KubeControllersConfiguration)
+	asked, problems := kubecontrollers.Read(k, o.Raw)
+	if len(problems) > 0 {
+		c.problems[o.Key] = strings.Join(problems, "; ")
 	}
-	if on = on || c.cfg.AutoHostEndpoints; on == c.auto {
+	on := asked.Create && asked.Default || c.cfg.AutoHostEndpoints
+	if on == c.auto {
 		return
 	}
 	c.auto = on
 	for name, n := range c.settings.nodes {
 		c.autoHostEndpoint(name, n)
 	}
-}
-
-// autoHostEndpoints reports whether every Node has a host endpoint of all its interfaces, as Calico's controllers make it, and what is
-// asked for beside that and is not done.
-func autoHostEndpoints(k *v3.KubeControllersConfiguration) (on bool, unsupported string) {
-	if k == nil || k.Spec.Controllers.Node == nil || k.Spec.Controllers.Node.HostEndpoint == nil {
-		return false, ""
-	}
-	h := k.Spec.Controllers.Node.HostEndpoint
-	if h.AutoCreate != v3.Enabled {
-		return false, ""
-	}
-	if len(h.Templates) > 0 {
-		unsupported = "spec.controllers.node.hostEndpoint.templates has no effect: make HostEndpoints for these interfaces"
-	}
-	return h.CreateDefaultHostEndpoint != v3.DefaultHostEndpointsDisabled, unsupported
 }
 
 // autoHostEndpoint makes, changes or takes away the host endpoint of a node; nil: there is no such node.
@@ -53,7 +43,7 @@ func (c *Calculator) autoHostEndpoint(node string, n *cluster.Node) {
 		}
 		delete(c.locals.auto, name)
 	} else {
-		hep := autoHostEndpoint(name, n)
+		hep := kubecontrollers.Of(n)
 		c.locals.auto[name], v = hep, hep
 	}
 	if !c.locals.stored[name] {

@@ -317,8 +317,8 @@ func TestAutoHostEndpointsAsked(t *testing.T) {
 		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled}}}}`, closed, ""},
 		{"other", `{controllers: {node: {hostEndpoint: {autoCreate: Disabled}}}}`, closed, ""},
 		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Disabled}}}}`, open, ""},
-		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHostEndpoint: Disabled, templates: [{generateName: a}]}}}}`, open, "templates has no effect"},
-		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHostEndpoint: Enabled, templates: [{generateName: a}]}}}}`, closed, "templates has no effect"},
+		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHostEndpoint: Disabled, templates: [{generateName: a}]}}}}`, open, "templates[0].interfaceCIDRs: none is given"},
+		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHostEndpoint: Enabled, templates: [{generateName: a, interfaceSelector: eth0}]}}}}`, closed, ""},
 		{"default", `{controllers: {node: {}}}`, open, ""},
 		{"default", `{controllers: {node: {hostEndpoint: {autoCreate: Enabled}}}}`, closed, ""},
 	} {

@@ -13,7 +13,6 @@ import (
 	"github.com/projectcalico/api/pkg/lib/numorstring"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/store"
 )
@@ -362,24 +361,4 @@ func (l *locals) clashes(add func(store.Key, string)) {
 			}
 		}
 	}
-}
-
-// autoHostEndpoint returns the host endpoint that follows from a node.
-func autoHostEndpoint(name string, n *cluster.Node) *v3.HostEndpoint {
-	h := &v3.HostEndpoint{}
-	h.Name = name
-	h.Labels = maps.Clone(n.Labels)
-	if h.Labels == nil {
-		h.Labels = make(map[string]string, 1)
-	}
-	h.Labels["projectcalico.org/created-by"] = "calico-kube-controllers" // the value that users select by
-	h.Spec = v3.HostEndpointSpec{
-		Node: n.Name, InterfaceName: filter.AnyInterface, Profiles: []string{store.DefaultAllowProfile},
-	}
-	for _, a := range slices.Concat(n.Hosts, n.Inner) {
-		if text := a.String(); !slices.Contains(h.Spec.ExpectedIPs, text) {
-			h.Spec.ExpectedIPs = append(h.Spec.ExpectedIPs, text)
-		}
-	}
-	return h
 }

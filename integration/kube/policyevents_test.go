@@ -73,11 +73,11 @@ spec: {controllers: {node: {hostEndpoint: {autoCreate: Enabled, createDefaultHos
 		})
 	}
 	// Kubernetes before 1.36 takes ranges with leading zeros.
-	apply("010.1.0.0/16", "domainNames: [example.com]", `"a == "`, "{generateName: a, interfaceSelector: eth9}")
+	apply("010.1.0.0/16", "domainNames: [example.com]", `"a == "`, "{generateName: a, interfaceSelector: eth(}")
 	say("what cannot be carried out is said",
 		`spec.ingress[0]: peer 0: ipBlock.cidr: "010.1.0.0/16" is no CIDR such as 10.1.0.0/16, without leading zeros; it stands for nobody`,
 		"spec.egress[0]: peer 0: domainNames are not supported; it denies everything",
-		"PolicyNotCarriedOut", "templates has no effect: make HostEndpoints for these interfaces")
+		"PolicyNotCarriedOut", "spec.controllers.node.hostEndpoint.templates[0].interfaceSelector")
 	apply("10.1.0.0/16", "networks: [10.0.0.0/8]", `"a == 'b'"`, "")
 	const mended = "everything in it is carried out"
 	say("what is mended is said", mended, mended, mended, mended)

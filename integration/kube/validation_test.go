@@ -49,6 +49,7 @@ func onlyRouterd() map[string]string {
 		"numbers of Felix that are 0":                 lenient,
 		"regular expression that is none":             regexps,
 		"controllers that wait for less than nothing": lenient,
+		"templates of host endpoints that are none":   regexps,
 		"ICMP that is not, of no protocol":            lenient,
 		"all that is not all":                         lenient,
 		"nets of both families":                       costs,
