@@ -177,23 +177,36 @@ type Alive struct {
 	Reflectors []string // that hold the lease of one, for the longest first
 
 	linked map[string]time.Time // with which this host has its sessions, since when
+
+	// unheard is set where no willing node is there, as when the certificates of all kubelets have
+	// expired. Then Reflectors are all that reflect, and what this host sees itself counts:
+	// see [reflecting.sight].
+	unheard bool
+	standIn string // this host, if it takes the place of a reflector that it does not see
 }
 
 // present is which hosts are there by what their Nodes say: for a datastore that has no leases of theirs. Who reflects
 // and is there counts as holding a lease; of too many the first by name stay.
 func (v *View) present() Alive {
-	a := Alive{Nodes: map[string]bool{}}
+	a := Alive{Nodes: map[string]bool{}, unheard: true}
 	for _, name := range v.nodeNames() {
-		n := v.nodes[name]
-		if !n.ours || n.away {
-			continue
+		if n := v.nodes[name]; n.ours && !n.away {
+			a.Nodes[name] = true
+			a.unheard = a.unheard && !v.willing(name)
 		}
-		a.Nodes[name] = true
-		if n.reflection.Reflects {
+	}
+	for _, name := range v.nodeNames() {
+		if v.nodes[name].reflection.Reflects && (a.Nodes[name] || a.unheard && v.nodes[name].ours) {
 			a.Reflectors = append(a.Reflectors, name)
 		}
 	}
 	return a
+}
+
+// willing reports whether a node may be a reflector.
+func (v *View) willing(name string) bool {
+	n := v.nodes[name]
+	return v.reflection().members[name] && n.labels[store.LabelReflector] != store.NeverReflects && n.drain == ""
 }
 
 // chosen returns who is to reflect, by group: those that do stay while they are there, and the others are the first willing
@@ -210,14 +223,17 @@ func (v *View) chosen(alive Alive) map[string][]string {
 		holds[name] = true
 	}
 	take := func(name string) {
-		n, g := v.nodes[name], v.groupOf(name)
-		if r.members[name] && !taken[name] && n.labels[store.LabelReflector] != store.NeverReflects && n.drain == "" && len(out[g]) < r.auto.Count {
+		g := v.groupOf(name)
+		if v.willing(name) && !taken[name] && len(out[g]) < r.auto.Count {
 			out[g] = append(out[g], name)
 			taken[name] = true
 		}
 	}
 	for _, name := range alive.Reflectors {
 		take(name)
+	}
+	if alive.standIn != "" {
+		take(alive.standIn)
 	}
 	for _, name := range v.nodeNames() {
 		if alive.Nodes[name] && (holds[name] || !r.reflects(name)) { // one that reflects without a lease has just died

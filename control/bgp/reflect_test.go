@@ -331,7 +331,6 @@ func TestReflectorsAnyOrder(t *testing.T) {
 				s.ask(asked)
 			case 2:
 				if s.nodes[i].alive {
-					clear(s.mute) // who dies while nobody is heard from is replaced by nobody
 					s.kill(i)
 				}
 			case 3:
@@ -424,6 +423,43 @@ func reflectorReplaced(t *testing.T, byNodes bool, within time.Duration) {
 	s.rest()
 	if got := fmt.Sprint(s.serving()); got != "[]" || s.sessions() != 10 {
 		t.Errorf("reflectors %s and %d sessions after they were taken back\n%s", got, s.sessions(), s.state())
+	}
+}
+
+// TestReflectorReplacedUnheard: a reflector that dies while Kubernetes hears from no kubelet is replaced, also where the first
+// in turn has died too; when Nodes are heard from again there are no more than are asked for.
+func TestReflectorReplacedUnheard(t *testing.T) {
+	t.Parallel()
+	s := newSimulation(t, 6, func(int) string { return "" })
+	s.byNodes = true
+	zero := func() int { return 0 }
+	s.ask("1")
+	s.rest()
+	for _, n := range s.nodes {
+		s.mute[n.name] = true
+	}
+	s.rest()
+	if got := fmt.Sprint(s.serving()); got != "[node0]" {
+		t.Fatalf("reflectors %s while nobody is heard from", got)
+	}
+	s.kill(0)
+	s.kill(1)
+	for i := 0; len(s.serving()) == 0; i++ {
+		if i > 40 {
+			t.Fatalf("no other reflector after %d s\n%s", i, s.state())
+		}
+		s.second(zero, zero)
+	}
+	s.rest()
+	if got := fmt.Sprint(s.serving()); got != "[node2]" {
+		t.Errorf("reflectors %s after the first has died", got)
+	}
+	clear(s.mute)
+	s.revive(0)
+	s.revive(1)
+	s.rest()
+	if got := s.serving(); len(got) != 1 {
+		t.Errorf("reflectors %s after all are back\n%s", got, s.state())
 	}
 }
 

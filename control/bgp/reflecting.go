@@ -17,6 +17,10 @@ const (
 	// missTime is how long a session with a reflector may be down before others are notified, so that a restart of its daemon
 	// is not written to every Node.
 	missTime = 15 * time.Second
+
+	// turnTime is how long each node waits for the one before it to take the place of a reflector that is
+	// gone, where nobody says which of them is there.
+	turnTime = 5 * time.Second
 )
 
 // reflecting is what a host has seen of reflectors, and so what it says of itself. The controller's lock guards it.
@@ -25,6 +29,7 @@ type reflecting struct {
 	missed  map[string]time.Time // since when they are not, of reflectors whose routes it had
 	serves  map[string]time.Time // since when a reflector is seen to be one, and that it does; this host, since when it is
 	unasked time.Time            // since when there are to be none; zero: they are asked for
+	lacking time.Time            // since when it sees too few reflectors, and nobody says who is there; zero: it does not
 }
 
 // inSync returns the addresses of peers that have advertised all they have in the session that is up.
@@ -85,10 +90,51 @@ func (c *Controller) ReflectorStatus(alive Alive) (ReflectorStatus, error) {
 // says is what a node is to say of itself.
 func (r *reflecting) says(v *View, self string, alive Alive, now time.Time) store.NodeReflection {
 	alive.linked = r.since
+	alive = r.sight(v, self, alive, now)
 	out := store.NodeReflection{Reflects: v.shouldReflect(self, alive), By: r.by(v, self, alive, now)}
 	// What others see it has seen itself, and done.
 	out.Ready = out.Reflects && r.settled(r.serves, self, now)
 	return out
+}
+
+// sight completes who is there by what this host sees, where nobody says it of any node that is willing: a
+// reflector with which it has had no session for a while is gone for it, and when its turn comes by name it takes
+// the place. That may be too many for a while; it leaves no node without routes, and when they see each other
+// the first by name stay.
+func (r *reflecting) sight(v *View, self string, alive Alive, now time.Time) Alive {
+	if !alive.unheard || v.reflection().auto.Count == 0 {
+		r.lacking = time.Time{}
+		return alive
+	}
+	var seen []string
+	here := 0
+	for _, name := range alive.Reflectors {
+		if since, misses := r.missed[name]; misses && now.Sub(since) >= missTime {
+			continue
+		}
+		seen = append(seen, name)
+		if v.willing(name) && v.groupOf(name) == v.groupOf(self) {
+			here++
+		}
+	}
+	alive.Reflectors = seen
+	if here >= v.reflection().auto.Count || !v.willing(self) || v.reflection().reflects(self) {
+		r.lacking = time.Time{}
+		return alive
+	}
+	if r.lacking.IsZero() {
+		r.lacking = now
+	}
+	turn := 0
+	for _, name := range v.nodeNames() {
+		if name < self && v.willing(name) && v.groupOf(name) == v.groupOf(self) && !v.reflection().reflects(name) {
+			turn++
+		}
+	}
+	if now.Sub(r.lacking) >= time.Duration(turn)*turnTime {
+		alive.standIn = self
+	}
+	return alive
 }
 
 func (r *reflecting) settled(since map[string]time.Time, name string, now time.Time) bool {
