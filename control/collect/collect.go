@@ -137,11 +137,16 @@ func (c *Collector) RunHost(ctx context.Context) {
 
 // RunCluster looks after what no host does until ctx ends. It is for the one
 // host of the cluster that holds the leader-election lease (see etcd.Store.Lead);
-// two at once do no harm.
+// two at once do no harm. The first look, which reads the whole cluster's records, comes as late
+// after the start as each other one after the one before: hosts that all start again
+// at once have the datastore do enough.
 func (c *Collector) RunCluster(ctx context.Context) {
 	c.cluster.clear()
-	grace, _ := c.grace()
+	grace, changed := c.grace()
 	c.cfg.Log.Info("this host looks for leaks of the whole cluster", "grace", grace)
+	if grace > 0 {
+		c.rest(ctx, grace, changed)
+	}
 	c.every(ctx, "cluster", c.LookCluster)
 }
 
@@ -173,17 +178,22 @@ func (c *Collector) every(ctx context.Context, scope string, look func(context.C
 		default:
 			c.cfg.Log.Debug("looked for leaks", attrs...)
 		}
-		interval := c.cfg.Interval
-		if interval <= 0 {
-			interval = grace / 3
-		}
-		next := time.NewTimer(interval)
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		case <-next.C:
-		}
-		next.Stop()
+		c.rest(ctx, grace, changed)
+	}
+}
+
+// rest waits until the next look is due, or the time of grace is another.
+func (c *Collector) rest(ctx context.Context, grace time.Duration, changed <-chan struct{}) {
+	interval := c.cfg.Interval
+	if interval <= 0 {
+		interval = grace / 3
+	}
+	next := time.NewTimer(interval)
+	defer next.Stop()
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-next.C:
 	}
 }
 

@@ -327,6 +327,34 @@ func TestBorrowedIsNotLookedForAtTheStart(t *testing.T) {
 	})
 }
 
+// The host that looks after the cluster does not read all records as soon as it does so, and then
+// once in an interval.
+func TestClusterIsNotLookedAtAtTheStart(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, m := newWorld(t)
+		s := &countingStore{Store: m}
+		w.store = s
+		c := w.collector(nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c.RunCluster(ctx)
+		}()
+		for i := range 4 {
+			time.Sleep(time.Second) //nolint:forbidigo // virtual time
+			synctest.Wait()
+			if n := int(s.reads.Load()); n != i {
+				t.Errorf("a moment after %d intervals blocks were read %d times", i, n)
+			}
+			time.Sleep(c.cfg.Grace/3 - time.Second) //nolint:forbidigo // virtual time
+		}
+		cancel()
+		<-done
+	})
+}
+
 // TestSetGrace: nothing is looked at while leaks stay, and at once and as often as it should be when that changes.
 func TestSetGrace(t *testing.T) {
 	t.Parallel()
