@@ -135,12 +135,16 @@ func (p pod) ready() bool {
 		slices.ContainsFunc(p.Status.Conditions, func(c struct{ Type, Status string }) bool { return c.Type == "Ready" && c.Status == "True" })
 }
 
-func (p *churn) do(method, path, body string) []byte {
+// do makes a request, again and again while the server is too busy to answer, as kubelets do.
+func (p *churn) do(method, path, body string) (out []byte) {
 	p.t.Helper()
-	out, err := p.c.Do(p.t.Context(), method, path, "application/json", []byte(body))
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	await.Until(p.t, method+" "+path, func() (err error) {
+		out, err = p.c.Do(p.t.Context(), method, path, "application/json", []byte(body))
+		if err != nil && (method == http.MethodPost && strings.Contains(err.Error(), "AlreadyExists") || method == http.MethodDelete && strings.Contains(err.Error(), "NotFound")) {
+			return nil // the request before did it
+		}
+		return err
+	})
 	return out
 }
 

@@ -269,6 +269,7 @@ func TestCredentials(t *testing.T) {
 	})
 
 	begin := time.Now()
+	defer func() { r.report(begin, daemons) }()
 	pause := *lasts / 40
 	stage := func(what string, do func()) {
 		t.Helper()
@@ -305,6 +306,13 @@ func TestCredentials(t *testing.T) {
 		}
 	}
 	r.end()
+}
+
+// report fails the test for each execution of the plugin that failed, and says how many there were, also if the
+// test has failed for another reason.
+func (r *credentials) report(begin time.Time, daemons string) {
+	t, c := r.t, r.c
+	t.Helper()
 	took := time.Since(begin)
 
 	var away time.Duration
@@ -327,6 +335,10 @@ func TestCredentials(t *testing.T) {
 					while++
 				}
 			}
+		}
+		if len(adds) == 0 {
+			t.Errorf("%s: no ADD was executed", n.Name)
+			continue
 		}
 		slices.Sort(adds)
 		if while == 0 {
