@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -89,9 +90,30 @@ func daemons(t *testing.T) (statuses []string) {
 	return statuses
 }
 
+// smallResident is what a daemon may have resident on a small cluster, in kB as in /proc.
+const smallResident = 60_000_000 / 1024
+
+// resident returns what each daemon has resident, in kB.
+func resident(t *testing.T) (list []int) {
+	t.Helper()
+	for _, status := range daemons(t) {
+		_, rest, found := strings.Cut(status, "\nVmRSS:")
+		f := strings.Fields(rest)
+		if !found || len(f) == 0 {
+			t.Fatalf("a status without VmRSS:\n%s", status)
+		}
+		n, err := strconv.Atoi(f[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, n)
+	}
+	return list
+}
+
 // TestDaemonSet: the daemons that the manifests bring up are not privileged, have the
-// capabilities that are listed there and no more, were refused nothing, and say on the
-// Nodes that the network is there.
+// capabilities that are listed there and no more, were refused nothing, say on the
+// Nodes that the network is there, and come to rest with little memory.
 func TestDaemonSet(t *testing.T) {
 	c := world.Up(t)
 	all := daemons(t)
@@ -117,6 +139,13 @@ func TestDaemonSet(t *testing.T) {
 	if got := strings.Count(out, "node"); got < len(c.Nodes) {
 		t.Errorf("routerctl in the container knows these nodes:\n%s", out)
 	}
+	await.Until(t, "daemons have little resident", func() error {
+		if most := slices.Max(resident(t)); most > smallResident {
+			return fmt.Errorf("one has %d kB, want at most %d", most, smallResident)
+		}
+		return nil
+	})
+	t.Logf("resident: %d kB", resident(t))
 	refused(t, c)
 }
 

@@ -3,6 +3,7 @@ package cluster_test
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,6 +13,11 @@ import (
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube/cluster"
+)
+
+var (
+	readyPods   = flag.Int("ready-pods", 5, "how many pods TestPodsReady starts at once; 100 for the figures in docs/performance.md")
+	readyRounds = flag.Int("ready-rounds", 1, "how often")
 )
 
 const (
@@ -77,6 +83,30 @@ func TestAddLatency(t *testing.T) {
 		t.Logf("ADD of %-12s %d pods at once: median %v, 9 of 10 within %v, the longest %v", name+",", len(took),
 			took[len(took)/2].Round(100*time.Microsecond), took[len(took)*9/10].Round(100*time.Microsecond), took[len(took)-1].Round(100*time.Microsecond))
 	}
+}
+
+// TestPodsReady measures how long as many pods as -ready-pods says take until all are ready that are
+// started on one node at once: on routerd's network, beside those that have the node's own, in turns. It asserts that
+// they come to be.
+func TestPodsReady(t *testing.T) {
+	c := world.Up(t)
+	took := map[bool][]time.Duration{} // by whether they have the node's network
+	for range *readyRounds {
+		for _, host := range []bool{true, false} {
+			var pods strings.Builder
+			for i := range *readyPods {
+				fmt.Fprintf(&pods, "---\napiVersion: v1\nkind: Pod\nmetadata: {name: ready-%d, labels: {app: ready}}\nspec: {nodeName: %s, hostNetwork: %t, terminationGracePeriodSeconds: 0, automountServiceAccountToken: false, containers: [{name: c, image: %q, args: [pause]}]}\n",
+					i, c.Nodes[0].Name, host, cluster.AgnhostImage)
+			}
+			begin := time.Now()
+			apply(t, c, pods.String(), "apply", "-f", "-")
+			kubectl(t, c, "wait", "--for=condition=Ready", "pod", "-l", "app=ready", "--timeout=600s")
+			took[host] = append(took[host], time.Since(begin))
+			kubectl(t, c, "delete", "pod", "-l", "app=ready", "--wait", "--now")
+		}
+	}
+	t.Logf("%d pods at once on one node until all are ready: with the node's network %v, with routerd's %v; of the shortest %.2f", *readyPods,
+		took[true], took[false], slices.Min(took[false]).Seconds()/slices.Min(took[true]).Seconds())
 }
 
 // addTimes starts pods on a node with the plugin that is in place there, and returns
