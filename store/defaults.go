@@ -166,3 +166,10 @@ func WorkloadEndpointName(s *WorkloadEndpointSpec) (string, error) {
 	}
 	return strings.Join(parts, "-"), nil
 }
+
+// IsEndpointOf reports whether an endpoint is a node's, by its name, in which a '-' that is
+// not doubled ends the node's.
+func IsEndpointOf(key Key, node string) bool {
+	rest, ok := strings.CutPrefix(key.Name, strings.ReplaceAll(node, "-", "--")+"-")
+	return ok && key.Kind == KindWorkloadEndpoint && !strings.HasPrefix(rest, "-")
+}

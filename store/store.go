@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 )
 
 // Revision is a revision of the datastore: etcd's. An object's revision is the
@@ -144,6 +145,10 @@ type Batch struct {
 	// Withheld lists the kinds of which the store does not tell what is new. Where
 	// nothing is known of one, Synced is of the others alone. Do not change it.
 	Withheld map[Kind]Withheld
+
+	// OwnOnly is set as long as of WorkloadEndpoints those of one node are followed, or the
+	// others' are not all told yet: see [NodeWatcher].
+	OwnOnly bool
 }
 
 // Withheld says why a store does not tell of a kind, such as for want of a right.
@@ -157,6 +162,7 @@ type Known struct {
 	Kinds   []Kind              // of which Objects are all there were
 	Objects []Object            // with their Revision
 	Places  map[string]Revision // of a batch after which this was known
+	OwnOnly bool                // as in that batch: of WorkloadEndpoints Objects has those of one node
 }
 
 // Resumer is a datastore whose watches go on where those of an earlier process
@@ -165,6 +171,50 @@ type Resumer interface {
 	// WatchFrom is [Store.Watch], but of what is known it asks only for what
 	// changed since, as far as the datastore still has that.
 	WatchFrom(ctx context.Context, known Known, kinds ...Kind) <-chan Batch
+}
+
+// NodeWatcher is a datastore whose watch can leave out the WorkloadEndpoints of other
+// nodes, for as long as nobody asks for them.
+type NodeWatcher interface {
+	// WatchNode is [Resumer.WatchFrom], but the WorkloadEndpoints of other nodes than one are
+	// followed only while they are in demand. Batch.OwnOnly says that they are not, or not all
+	// told yet. That they are not in demand any more is no reason to report them as deleted:
+	// they stay as they were told last, and when they are in demand again the difference comes
+	// before OwnOnly ends.
+	WatchNode(ctx context.Context, node string, others *Demand, known Known, kinds ...Kind) <-chan Batch
+}
+
+// Demand says whether something is asked for. The zero value says no. Its methods are
+// safe for concurrent use.
+type Demand struct {
+	mu      sync.Mutex
+	is      bool
+	changed chan struct{} // closed at the next change; nil: nobody waits for it
+}
+
+// Set says whether it is asked for.
+func (d *Demand) Set(is bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.is == is {
+		return
+	}
+	d.is = is
+	if d.changed != nil {
+		close(d.changed)
+		d.changed = nil
+	}
+}
+
+// Is reports whether it is asked for, and returns a channel that is closed when that is
+// not so any more.
+func (d *Demand) Is() (is bool, changed <-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.changed == nil {
+		d.changed = make(chan struct{})
+	}
+	return d.is, d.changed
 }
 
 // Store is the datastore. Implementations are safe for concurrent use. Errors

@@ -89,6 +89,20 @@ func (s *script) stream(req *http.Request, over bool, lines ...string) *http.Res
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: r}
 }
 
+// piped returns an answer of which each line is told as it comes; an empty one ends it.
+func piped(req *http.Request) (*http.Response, func(line string)) {
+	r, w := io.Pipe()
+	stop := context.AfterFunc(req.Context(), func() { w.Close() })
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: r}, func(line string) {
+		if line == "" {
+			stop()
+			w.Close()
+			return
+		}
+		_, _ = io.WriteString(w, line+"\n") // who asked may be gone
+	}
+}
+
 func pool(name string, rev int, cidr string) string {
 	return fmt.Sprintf(`{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":%q,"resourceVersion":"%d"},"spec":{"cidr":%s}}`, name, rev, cidr)
 }

@@ -41,6 +41,8 @@ type Store struct {
 	group     convert.Group // empty: not known yet
 	asked     bool          // how old the API is
 
+	asks watched // see [Store.Watches]
+
 	cluster      store.Revision // of [Store.clusterOf]
 	clusterKnown bool
 

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/routerd/routerd/control/async"
@@ -70,6 +71,51 @@ func pause(ctx context.Context, err error, failures int) error {
 	return async.Sleep(ctx, pauseAfter(err, failures))
 }
 
+// runInDemand is run while the watch is in demand.
+func (r *reader) runInDemand(ctx context.Context) {
+	if r.p.demand == nil {
+		r.run(ctx)
+		return
+	}
+	for ctx.Err() == nil {
+		is, changed := r.p.demand.Is()
+		if !is {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		r.m.open(r.p)
+		running, cancel := context.WithCancel(ctx)
+		var over sync.WaitGroup
+		over.Go(func() {
+			select {
+			case <-changed:
+			case <-running.Done():
+			}
+			cancel()
+		})
+		r.run(running)
+		cancel()
+		over.Wait()
+		if ctx.Err() == nil { // the end of all watches is no word on what is in demand
+			r.pause()
+		}
+	}
+}
+
+// pause notes that the watch is not in demand any more. When it is again it goes on where it
+// is, unless that is too long ago.
+func (r *reader) pause() {
+	told := r.m.shut(r.p)
+	if !told {
+		r.at = 0
+	}
+	r.down, r.denied, r.refused, r.stale = false, false, 0, 0
+	r.resumes = r.at != 0
+}
+
 // run follows the source until ctx ends.
 func (r *reader) run(ctx context.Context) {
 	for failures := 0; ctx.Err() == nil; failures++ {
@@ -100,7 +146,7 @@ func (r *reader) run(ctx context.Context) {
 			if r.m.outage(r.p, why) {
 				r.logged = slog.LevelWarn
 			}
-			r.s.log.Log(ctx, r.logged, "datastore unavailable", "resource", r.p.source.Resource.String(), "error", why)
+			r.s.log.Log(ctx, r.logged, "datastore unavailable", "resource", r.p.String(), "error", why)
 		}
 		if failures > 0 && pause(ctx, err, failures-1) != nil {
 			return
@@ -113,7 +159,7 @@ func (r *reader) run(ctx context.Context) {
 func (r *reader) noDefinition(ctx context.Context) {
 	if !r.missing {
 		r.missing = true
-		r.s.log.Info("the API has no such resource (yet): install its definition", "resource", r.p.source.Resource.String())
+		r.s.log.Info("the API has no such resource (yet): install its definition", "resource", r.p.String())
 		r.m.missing(r.p, true)
 		r.m.state(r.p, max(r.at, 1), nil)
 	}
@@ -126,7 +172,7 @@ func (r *reader) noDefinition(ctx context.Context) {
 func (r *reader) noRight(err error) {
 	r.down, r.denied = false, true
 	if r.refused++; r.refused == notYet {
-		r.s.log.Error("this user may not read a resource; the others are followed", "resource", r.p.source.Resource.String(), "error", err)
+		r.s.log.Error("this user may not read a resource; the others are followed", "resource", r.p.String(), "error", err)
 	}
 	r.m.denied(r.p, r.at, err)
 }
@@ -156,7 +202,15 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		}
 	}
 	st := stream{r: r, initial: r.at == 0}
+	states, open := uint64(0), 0
+	if st.initial {
+		states = 1
+	}
+	r.s.asks.note(r.p.String(), 0, 1, states)
+	defer func() { r.s.asks.note(r.p.String(), -open, 0, 0) }()
 	err = r.s.events(ctx, r.p.source.Resource.Path(""), query, keep, func(ctx context.Context) {
+		open = 1
+		r.s.asks.note(r.p.String(), open, 0, 0)
 		if r.missing {
 			r.missing = false
 			r.m.missing(r.p, false)
@@ -182,7 +236,7 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 func (r *reader) allowed() {
 	if r.denied {
 		if r.refused >= notYet {
-			r.s.log.Info("this user may read a resource again", "resource", r.p.source.Resource.String())
+			r.s.log.Info("this user may read a resource again", "resource", r.p.String())
 		}
 		r.denied, r.refused = false, 0
 		r.m.denied(r.p, r.at, nil)
@@ -238,7 +292,7 @@ func (r *reader) unchanged(ctx context.Context) bool {
 	defer cancel()
 	raw, err := r.s.api.once(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"limit": {"1"}}})
 	if err != nil {
-		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.source.Resource.String(), "error", err)
+		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.String(), "error", err)
 		return false
 	}
 	var list struct {
@@ -247,7 +301,7 @@ func (r *reader) unchanged(ctx context.Context) bool {
 		} `json:"metadata"`
 	}
 	if err := json.Unmarshal(raw, &list); err != nil {
-		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.source.Resource.String(), "error", err)
+		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.String(), "error", err)
 		return false
 	}
 	return list.Metadata.ResourceVersion == strconv.FormatInt(int64(r.at), 10)
@@ -265,7 +319,7 @@ func (r *reader) judge(err error) error {
 	case r.at == 0 && !r.paged && (st.code == http.StatusUnprocessableEntity || st.code == http.StatusBadRequest || st.code == http.StatusInternalServerError):
 		// An older server, or one on an etcd that cannot say how far it is.
 		r.paged = true
-		r.s.log.Debug("the API server does not stream lists", "resource", r.p.source.Resource.String(), "error", err)
+		r.s.log.Debug("the API server does not stream lists", "resource", r.p.String(), "error", err)
 		return errExpired
 	case r.at != 0 && st.code == http.StatusGatewayTimeout:
 		// The server has not got so far: it lags, or it was restored from a backup.
@@ -279,6 +333,7 @@ func (r *reader) judge(err error) error {
 
 // list reads the state where the server does not stream it.
 func (r *reader) list(ctx context.Context) error {
+	r.s.asks.note(r.p.String(), 0, 0, 1)
 	items, rev, err := r.s.listSource(ctx, r.p.source, "", r.p.fields)
 	if err != nil {
 		return r.judge(err)
@@ -364,12 +419,12 @@ func (st *stream) caughtUp() {
 	r := st.r
 	if r.resumes {
 		r.resumes = false
-		r.s.log.Debug("the watch goes on where the run before was", "resource", r.p.source.Resource.String(), "revision", r.at)
+		r.s.log.Debug("the watch goes on where the run before was", "resource", r.p.String(), "revision", r.at)
 		r.m.resumed(r.p, r.at)
 	}
 	if r.stale = 0; r.down {
 		r.down = false
-		r.s.log.Log(r.s.ctx, min(r.logged, slog.LevelInfo), "datastore is back", "resource", r.p.source.Resource.String())
+		r.s.log.Log(r.s.ctx, min(r.logged, slog.LevelInfo), "datastore is back", "resource", r.p.String())
 		r.m.recovered(r.p)
 	}
 }
@@ -384,7 +439,7 @@ func (st *stream) object(e event) {
 		there = !o.Marked && e.Type != "DELETED"
 	case errors.Is(err, convert.ErrNotOurs):
 	case o.Key.Name == "" || o.Revision == 0:
-		r.s.log.Warn("an object in the datastore cannot be read", "resource", r.p.source.Resource.String(), "error", err)
+		r.s.log.Warn("an object in the datastore cannot be read", "resource", r.p.String(), "error", err)
 	default:
 		it = backend.Item{Key: o.Key, Stored: backend.Stored{Revision: o.Revision, Raw: e.Object}, Err: err}
 		there = e.Type != "DELETED"

@@ -23,17 +23,47 @@ func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Bat
 
 // WatchFrom implements [store.Resumer].
 func (s *Store) WatchFrom(ctx context.Context, from store.Known, kinds ...store.Kind) <-chan store.Batch {
-	return s.watch(ctx, from, "", kinds)
+	return s.watch(ctx, from, scope{}, kinds)
+}
+
+// WatchNode implements [store.NodeWatcher]: the pods of the node are one watch of the API's,
+// and those of other nodes another one, which is there while they are in demand.
+func (s *Store) WatchNode(ctx context.Context, node string, others *store.Demand, from store.Known, kinds ...store.Kind) <-chan store.Batch {
+	return s.watch(ctx, from, scope{node, others}, kinds)
 }
 
 // WatchPods is Watch of the endpoints that the pods of one node stand for: the server is
 // asked for no others.
 func (s *Store) WatchPods(ctx context.Context, node string) <-chan store.Batch {
-	return s.watch(ctx, store.Known{}, "spec.nodeName="+node, []store.Kind{store.KindWorkloadEndpoint})
+	return s.watch(ctx, store.Known{}, scope{node: node}, []store.Kind{store.KindWorkloadEndpoint})
 }
 
-// watch is WatchFrom, of the objects that a field selector selects unless that is empty.
-func (s *Store) watch(ctx context.Context, from store.Known, fields string, kinds []store.Kind) <-chan store.Batch {
+// scope says of which nodes the pods are followed.
+type scope struct {
+	node   string        // only of this one; empty: of all
+	others *store.Demand // and of the others while they are in demand
+}
+
+// parts are the watches that a source is followed by.
+func (c scope) parts(src convert.Source) []*part {
+	if src.Kind != store.KindWorkloadEndpoint || c.node == "" {
+		return []*part{{source: src}}
+	}
+	of := func(key store.Key) bool { return store.IsEndpointOf(key, c.node) }
+	out := []*part{{source: src, fields: "spec.nodeName=" + c.node, within: of}}
+	if c.others != nil {
+		is, _ := c.others.Is()
+		out = append(out, &part{
+			// One without a node is no endpoint yet.
+			source: src, fields: "spec.nodeName!=" + c.node + ",spec.nodeName!=",
+			within: func(key store.Key) bool { return !of(key) }, demand: c.others, off: !is,
+		})
+	}
+	return out
+}
+
+// watch is WatchFrom, of pods within a scope.
+func (s *Store) watch(ctx context.Context, from store.Known, within scope, kinds []store.Kind) <-chan store.Batch {
 	out := make(chan store.Batch)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +78,7 @@ func (s *Store) watch(ctx context.Context, from store.Known, fields string, kind
 		defer close(out)
 		defer stop()
 		var readers sync.WaitGroup
-		readers.Go(func() { s.follow(ctx, feed, from, fields, kinds) })
+		readers.Go(func() { s.follow(ctx, feed, from, within, kinds) })
 		feed.Run(ctx, out)
 		cancel()
 		readers.Wait()
@@ -57,7 +87,7 @@ func (s *Store) watch(ctx context.Context, from store.Known, fields string, kind
 }
 
 // follow runs the watches of a stream until ctx ends.
-func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known, fields string, kinds []store.Kind) {
+func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known, within scope, kinds []store.Kind) {
 	m := &merger{feed: feed}
 	var sources []convert.Source
 	for failures := 0; ; failures++ {
@@ -81,18 +111,18 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 		}
 	}
 	for _, src := range sources {
-		m.parts = append(m.parts, &part{source: src, fields: fields})
+		m.parts = append(m.parts, within.parts(src)...)
 	}
 	m.start()
 	var readers sync.WaitGroup
 	readers.Go(func() { s.checkVersion(ctx) }) // nothing waits for it
 	for _, p := range m.parts {
 		r := &reader{s: s, m: m, p: p}
-		if at := from.Places[p.source.Resource.String()]; at != 0 && from.Places[clusterPlace] == m.cluster && slices.Contains(from.Kinds, p.source.Kind) {
+		if at := from.Places[p.String()]; at != 0 && !p.off && (p.demand == nil || !from.OwnOnly) && from.Places[clusterPlace] == m.cluster && slices.Contains(from.Kinds, p.source.Kind) {
 			p.resume(from.Objects)
 			r.at, r.resumes = at, true
 		}
-		readers.Go(func() { r.run(ctx) })
+		readers.Go(func() { r.runInDemand(ctx) })
 	}
 	readers.Wait()
 }
@@ -126,7 +156,11 @@ func (s *Store) clusterOf(ctx context.Context) (store.Revision, error) {
 // part is what a merger knows of one source.
 type part struct {
 	source   convert.Source
-	fields   string // the selector; empty: all objects
+	fields   string               // the selector; empty: all objects
+	within   func(store.Key) bool // which of the source's it selects; nil: all
+	demand   *store.Demand        // while it is followed; nil: always
+	off      bool                 // it is not in demand
+	current  bool                 // of one in demand: all was told since it is
 	synced   bool
 	down     bool
 	frontier store.Revision             // all changes up to it were told
@@ -135,11 +169,24 @@ type part struct {
 	denied   error                      // why it is not read; nil: it is
 }
 
+// String names the watch, for operators and for its place.
+func (p *part) String() string {
+	if p.fields == "" {
+		return p.source.Resource.String()
+	}
+	return p.source.Resource.String() + " with " + p.fields
+}
+
+// owns reports whether an object is told by this watch.
+func (p *part) owns(key store.Key) bool {
+	return p.source.Owns(key) && (p.within == nil || p.within(key))
+}
+
 // resume takes what was known of a source, to which the changes since come.
 func (p *part) resume(known []store.Object) {
 	p.items = make(map[store.Key]backend.Item)
 	for _, o := range known {
-		if p.source.Owns(o.Key) {
+		if p.owns(o.Key) {
 			p.items[o.Key] = backend.Item{Key: o.Key, Stored: backend.Stored{Revision: o.Revision, Raw: o.Raw}}
 		}
 	}
@@ -172,14 +219,21 @@ func (m *merger) start() {
 func (m *merger) state(p *part, rev store.Revision, items []backend.Item) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.frontier, p.synced = rev, true
-	if m.up(p); p.denied != nil {
+	widens := p.widens()
+	p.frontier, p.synced, p.current = rev, true, true
+	ended := m.up(p)
+	if p.denied != nil {
 		p.denied = nil
 		m.withhold()
 	}
 	if m.complete {
-		m.feed.ResetPart(rev, items, p.source.Owns)
+		if widens && !ended {
+			m.feed.Widen(rev, items, p.owns)
+		} else {
+			m.feed.ResetPart(rev, items, p.owns)
+		}
 		m.place(p)
+		m.ownOnly()
 		return
 	}
 	p.items = make(map[store.Key]backend.Item, len(items))
@@ -194,7 +248,7 @@ func (m *merger) finish() {
 	var all []backend.Item
 	rev := store.Revision(1)
 	for _, p := range m.parts {
-		if !p.synced && p.denied == nil {
+		if !p.synced && p.denied == nil && !p.off {
 			return
 		}
 		rev = max(rev, p.frontier)
@@ -206,6 +260,7 @@ func (m *merger) finish() {
 	}
 	slices.SortFunc(all, func(a, b backend.Item) int { return compare(a.Key.Path(), b.Key.Path()) })
 	m.complete, m.told = true, false
+	m.ownOnly()
 	m.feed.Reset(rev, all)
 	for _, p := range m.parts {
 		m.place(p)
@@ -216,10 +271,51 @@ func (m *merger) finish() {
 // place tells how far a source is, after its changes. The lock is held.
 func (m *merger) place(p *part) {
 	at := p.frontier
-	if p.absent || m.cluster == 0 {
+	if p.absent || p.widens() || m.cluster == 0 {
 		at = 0
 	}
-	m.feed.Place(p.source.Resource.String(), at)
+	m.feed.Place(p.String(), at)
+}
+
+// widens reports whether a watch came into demand, and has not told all since.
+func (p *part) widens() bool { return p.demand != nil && !p.current }
+
+// ownOnly tells whether there is a watch that is not in demand, or has not told all since it
+// is. The lock is held.
+func (m *merger) ownOnly() {
+	m.feed.OwnOnly(slices.ContainsFunc(m.parts, (*part).widens))
+}
+
+// open notes that a watch is in demand.
+func (m *merger) open(p *part) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.off = false
+}
+
+// shut notes that a watch is not in demand any more, and reports whether it has told all
+// there was: what it told stays.
+func (m *merger) shut(p *part) (told bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.off, p.current = true, false
+	if !p.synced {
+		p.items = nil
+	}
+	ended := m.up(p)
+	if p.denied != nil {
+		p.denied = nil
+		m.withhold()
+	}
+	if !m.complete {
+		m.finish()
+		return p.synced
+	}
+	m.ownOnly()
+	if m.place(p); ended {
+		m.feed.Synced()
+	}
+	return p.synced
 }
 
 // resumed tells that all changes of a source since the places that were known have
@@ -227,10 +323,14 @@ func (m *merger) place(p *part) {
 func (m *merger) resumed(p *part, rev store.Revision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p.frontier, p.synced = max(p.frontier, rev), true
-	if m.up(p); m.complete {
+	widens := p.widens()
+	p.frontier, p.synced, p.current = max(p.frontier, rev), true, true
+	if ended := m.up(p); m.complete {
 		m.place(p)
-		m.feed.Synced()
+		if !widens || ended {
+			m.feed.Synced()
+		}
+		m.ownOnly()
 		return
 	}
 	m.finish()
@@ -243,7 +343,7 @@ func (m *merger) denied(p *part, at store.Revision, err error) {
 	defer m.mu.Unlock()
 	changed := (p.denied == nil) != (err == nil)
 	p.denied, p.frontier = err, max(p.frontier, at)
-	if all := !slices.ContainsFunc(m.parts, func(q *part) bool { return q.denied == nil }); all {
+	if all := !slices.ContainsFunc(m.parts, func(q *part) bool { return q.denied == nil && !q.off }); all {
 		if !m.told {
 			m.told, m.failed = true, make(map[int]bool)
 			m.feed.Outage(err)
@@ -325,7 +425,7 @@ func (m *merger) progress(p *part, rev store.Revision) {
 	m.place(p)
 	least := p.frontier
 	for _, q := range m.parts {
-		if q.denied == nil {
+		if q.denied == nil && !q.widens() {
 			least = min(least, q.frontier)
 		}
 	}

@@ -42,9 +42,11 @@ type Feed struct {
 	synced  bool              // the pending state is complete
 	due     bool              // the pending revision is worth a batch now
 	err     error             // an outage that is not delivered yet
+	out     error             // the last that was, and nothing since
 	places  map[string]store.Revision
 	// withheld is replaced, not changed: batches share it.
 	withheld map[store.Kind]store.Withheld
+	ownOnly  bool
 
 	wake async.Signal
 }
@@ -116,6 +118,16 @@ func (f *Feed) ResetPart(rev store.Revision, items []Item, belongs func(store.Ke
 	f.wake.Set()
 }
 
+// Widen is [Feed.ResetPart] for a part that was not followed before: the consumer was not
+// without the others meanwhile, and its state is no other one than it was.
+func (f *Feed) Widen(rev store.Revision, items []Item, belongs func(store.Key) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.replace(rev, items, belongs)
+	f.rev = max(f.rev, rev)
+	f.wake.Set()
+}
+
 // Place notes how far one of the watches is whose changes were reported; 0: it is
 // nowhere.
 func (f *Feed) Place(watch string, rev store.Revision) {
@@ -137,6 +149,22 @@ func (f *Feed) Withhold(kinds map[store.Kind]store.Withheld) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.withheld, f.due = kinds, true
+	f.wake.Set()
+}
+
+// OwnOnly says whether of WorkloadEndpoints those of one node are reported alone, as
+// [store.Batch] has it.
+func (f *Feed) OwnOnly(is bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.ownOnly == is {
+		return
+	}
+	f.ownOnly = is
+	if f.err == nil {
+		f.err = f.out // a batch without would say that the store is back
+	}
+	f.due = f.due || f.err == nil && f.given != 0 // before the first state there is nothing that it is said of
 	f.wake.Set()
 }
 
@@ -318,8 +346,8 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 	switch {
 	case f.waiting > 0 || f.synced || f.due || even && f.rev > f.given:
 		f.compact()
-		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced, Places: maps.Clone(f.places), Withheld: f.withheld}
-		f.pending, f.waiting, f.synced, f.due, f.given = nil, 0, false, false, f.rev
+		b = store.Batch{Events: f.pending, Revision: f.rev, Synced: f.synced, Places: maps.Clone(f.places), Withheld: f.withheld, OwnOnly: f.ownOnly}
+		f.pending, f.waiting, f.synced, f.due, f.given, f.out = nil, 0, false, false, f.rev, nil
 		if len(b.Events) > maxEmptied {
 			f.at = nil // a map never shrinks
 		} else {
@@ -329,8 +357,8 @@ func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
 	case f.err != nil:
 		// With the bare revision, if one waits: delivered later, it would look as if
 		// the store were back.
-		b = store.Batch{Revision: f.rev, Err: f.err, Withheld: f.withheld}
-		f.err, f.given = nil, f.rev
+		b = store.Batch{Revision: f.rev, Err: f.err, Withheld: f.withheld, OwnOnly: f.ownOnly}
+		f.err, f.out, f.given = nil, f.err, f.rev
 		return b, true, false
 	}
 	return store.Batch{}, false, f.rev > f.given

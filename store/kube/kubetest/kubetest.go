@@ -382,15 +382,20 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, p place) {
 
 // selected reports whether an object is what a field selector names.
 func selected(selector string, o object) bool {
-	field, want, ok := strings.Cut(selector, "=")
-	if !ok {
-		return true
+	for term := range strings.SplitSeq(selector, ",") {
+		if term == "" {
+			continue
+		}
+		field, want, _ := strings.Cut(term, "=")
+		field, not := strings.CutSuffix(field, "!")
+		var v any = map[string]any(o)
+		for name := range strings.SplitSeq(field, ".") {
+			m, _ := v.(map[string]any)
+			v = m[name]
+		}
+		if got, _ := v.(string); (got == want) == not {
+			return false
+		}
 	}
-	var v any = map[string]any(o)
-	for name := range strings.SplitSeq(field, ".") {
-		m, _ := v.(map[string]any)
-		v = m[name]
-	}
-	got, _ := v.(string)
-	return got == want
+	return true
 }
