@@ -197,6 +197,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 			TunnelsFromAnywhere: c.Policy.AllowTunnelsFromAnywhere,
 			MaxConnections:      uint32(c.Policy.MaxConnectionsPerWorkload), //nolint:gosec // Validate has checked it
 			Tracer:              d.tracer,
+			AskOthers:           func(asks bool) { d.cluster.AskOthers("policy", asks) },
 		},
 		DeleteTable: d.kernel.DeleteTable, Disk: d.cluster, Store: d.db, RunDir: c.RunDir, Log: log,
 	})
@@ -309,7 +310,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Sysctls: c.Dataplane.SysctlDir, Dirs: []string{c.StateDir, c.RunDir},
 		Store: d.db, Conflist: conflistOptions(c), Log: log,
 		Kernel: d.kernel, Core: d.core, IPAM: d.ipam, Agent: d.node, BGP: d.bgp, Attach: d.attach, Presence: d.presence,
-		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe, TunnelKind: tunnelKind, Snapshot: d.cluster.Snapshot,
+		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe, TunnelKind: tunnelKind, Snapshot: d.cluster.Snapshot, OthersKnown: func() bool { return d.cluster.Others().Complete },
 		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: func() error { return attach.JournalError(d.journal) }, PolicyError: d.policy.Err, PolicyWaiting: d.policy.Waiting,
 		MTUError: d.mtu.Err, Damage: d.journal.Damage, WorkloadMTU: d.mtu.Smallest,
 	}
@@ -495,7 +496,7 @@ func (d *router) run(stop context.Context) error {
 	})
 	if d.cfg.Health.Listen != "" {
 		part("health endpoint", func(ctx context.Context) error {
-			h := health.Handler(d.operator.LiveCheck, d.operator.Report, d.operator.Metrics(append(d.counters.collectors(), probe.NewCollector(d.probe))...))
+			h := health.Handler(d.operator.LiveCheck, d.operator.Report, d.operator.Metrics(append(d.counters.collectors(), probe.NewCollector(d.probe), newWatches(d.api))...))
 			if d.cfg.Health.Profiles {
 				h = health.WithProfiles(h)
 			}
@@ -503,6 +504,7 @@ func (d *router) run(stop context.Context) error {
 		})
 	}
 	if page.On() {
+		d.cluster.AskOthers("page", true) // which shows what concerns any of them
 		part("page follows", each(d.follow.page, page.HandleStore))
 		part("page", page.Run)
 	}

@@ -28,7 +28,7 @@ type metric struct{ name, kind, labels, help string }
 func registered(t *testing.T) []metric {
 	t.Helper()
 	all := append(operator.New(operator.Config{}).Collectors(), newCounters().collectors()...)
-	all = append(all, probe.NewCollector(nil))
+	all = append(all, probe.NewCollector(nil), newWatches(nil))
 	text := regexp.MustCompile(`fqName: "([^"]*)", help: "((?:[^"\\]|\\.)*)", (?:unit: "[^"]*", )?constLabels: {}, variableLabels: {([^}]*)}`)
 	var out []metric
 	for _, c := range all {

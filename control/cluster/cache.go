@@ -56,6 +56,10 @@ type complete struct {
 	Node  string       `json:"node"` // whose file it is
 	Kinds []store.Kind `json:"kinds"`
 
+	// Own are kinds of which it has all there is of this host, and of others at most what was
+	// once. An earlier version does not know it, and takes them for missing.
+	Own []store.Kind `json:"own,omitempty"`
+
 	// Places is how far the watch was, and Version which program's values these are:
 	// another one may make others of the same objects.
 	Places  map[string]store.Revision `json:"places,omitempty"`
@@ -100,6 +104,7 @@ type cache struct {
 	near    map[store.Key]bool // blocks and affinities that concern this host, of those that the datastore named
 	synced  bool               // pending completes what the datastore has
 	without []store.Kind       // but for these, of which it has said nothing
+	ownOnly bool               // of WorkloadEndpoints it says only which this host has
 	places  map[string]store.Revision
 	err     error // of the last write
 
@@ -109,6 +114,7 @@ type cache struct {
 	valid   bool                      // and says so
 	placed  map[string]store.Revision // what the file says
 	of      []store.Kind              // likewise
+	own     []store.Kind              // likewise
 }
 
 // unsaved is what the datastore said of an object last and the file does not have.
@@ -223,18 +229,19 @@ func readMark(j *journal.Journal) (*complete, error) {
 	return &m, nil
 }
 
-// complete returns of which kinds the file has all there is.
-func (c *cache) complete() ([]store.Kind, error) {
+// complete returns of which kinds the file has all there is, with ownOnly of WorkloadEndpoints
+// this host's.
+func (c *cache) complete() (kinds []store.Kind, ownOnly bool, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	if c.file == nil {
-		return nil, nil
+		return nil, false, nil
 	}
 	mark, err := readMark(c.file)
 	if mark == nil || err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return mark.Kinds, nil
+	return slices.Concat(mark.Kinds, mark.Own), len(mark.Own) > 0, nil
 }
 
 // load returns what the file has of the objects that are wanted.
@@ -278,8 +285,8 @@ func (c *cache) known() (store.Known, bool) {
 	if err != nil || mark == nil || len(mark.Places) == 0 || mark.Version != c.version {
 		return store.Known{}, false
 	}
-	k := store.Known{Places: mark.Places}
-	for _, kind := range mark.Kinds {
+	k := store.Known{Places: mark.Places, OwnOnly: len(mark.Own) > 0}
+	for _, kind := range slices.Concat(mark.Kinds, mark.Own) {
 		if (mark.Others || !partly(kind)) && slices.Contains(c.kinds, kind) {
 			k.Kinds = append(k.Kinds, kind)
 		}
@@ -287,6 +294,9 @@ func (c *cache) known() (store.Known, bool) {
 	for _, path := range c.file.Keys() {
 		key, ok := store.ParsePath(path)
 		if !ok || !slices.Contains(k.Kinds, key.Kind) {
+			continue
+		}
+		if slices.Contains(mark.Own, key.Kind) && !store.IsEndpointOf(key, c.node) {
 			continue
 		}
 		disk, err := c.file.Get(path)
@@ -307,9 +317,10 @@ func partly(kind store.Kind) bool {
 
 // note marks what the datastore said to be saved, and how far that is: unknown are the
 // kinds of which it has said nothing.
-func (c *cache) note(changes []*Change, synced bool, unknown []store.Kind, places map[string]store.Revision) {
+func (c *cache) note(changes []*Change, synced, ownOnly bool, unknown []store.Kind, places map[string]store.Revision) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.ownOnly = ownOnly
 	if places != nil {
 		c.places = places // a notice of an outage has none
 	}
@@ -452,6 +463,10 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 	defer c.writing.Unlock()
 	c.mu.Lock()
 	pending, synced, places, kinds := c.pending, c.synced, c.places, c.heard()
+	var own []store.Kind
+	if i := slices.Index(kinds, store.KindWorkloadEndpoint); c.ownOnly && i >= 0 {
+		own, kinds = kinds[i:i+1:i+1], slices.Concat(kinds[:i], kinds[i+1:])
+	}
 	switch {
 	case c.file == nil:
 		clear(c.pending)
@@ -461,13 +476,13 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 	case !synced:
 		c.mu.Unlock()
 		return false, errUnread
-	case len(pending) == 0 && c.whole && c.valid && slices.Equal(kinds, c.of) && (!far || maps.Equal(places, c.placed)):
+	case len(pending) == 0 && c.whole && c.valid && slices.Equal(kinds, c.of) && slices.Equal(own, c.own) && (!far || maps.Equal(places, c.placed)):
 		c.mu.Unlock()
 		return false, nil
 	}
 	c.pending = make(map[store.Key]unsaved)
 	c.mu.Unlock()
-	if err = c.write(pending, places, kinds); err != nil {
+	if err = c.write(pending, complete{Node: c.node, Kinds: kinds, Own: own, Places: places, Version: c.version, Others: c.others}); err != nil {
 		c.valid = false
 		// What the disk holds may lack a policy that is in force.
 		err = errors.Join(err, c.file.Forget(), c.file.Delete(completeKey))
@@ -492,9 +507,9 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 }
 
 // write brings the file up to date, in one step. The first time pending is all that
-// there is.
-func (c *cache) write(pending map[store.Key]unsaved, places map[string]store.Revision, kinds []store.Kind) error {
-	changes, err := c.changes(pending, complete{Node: c.node, Kinds: kinds, Places: places, Version: c.version, Others: c.others}, !c.whole)
+// there is; of says of what the file is complete then.
+func (c *cache) write(pending map[store.Key]unsaved, of complete) error {
+	changes, err := c.changes(pending, of, !c.whole)
 	if err != nil {
 		return err
 	}
@@ -509,7 +524,7 @@ func (c *cache) write(pending map[store.Key]unsaved, places map[string]store.Rev
 	if err := removePrevious(c.previous); err != nil {
 		return err
 	}
-	c.whole, c.valid, c.placed, c.of = true, true, places, kinds
+	c.whole, c.valid, c.placed, c.of, c.own = true, true, of.Places, of.Kinds, of.Own
 	return nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 )
 
@@ -80,6 +81,11 @@ type Cluster struct {
 	fresh     Freshness
 	own       own
 	moved     chan struct{} // closed when a follower may have come further; nil: none is waited for
+	ownOnly   bool          // as the watch said last
+	demand    demand
+
+	others   store.Demand // for the watch
+	demanded async.Signal // demand changed
 }
 
 // Source says where a copy comes from.
@@ -120,7 +126,7 @@ type Freshness struct {
 
 // New returns a copy that is empty until [Cluster.Run].
 func New(cfg Config) *Cluster {
-	c := &Cluster{cfg: cfg, decoder: newDecoder(cfg.Node), own: newOwn(), fresh: Freshness{Since: time.Now()}}
+	c := &Cluster{cfg: cfg, decoder: newDecoder(cfg.Node), own: newOwn(), fresh: Freshness{Since: time.Now()}, demanded: async.NewSignal()}
 	if cfg.File != "" {
 		c.cache = openCache(cfg)
 	}
@@ -136,7 +142,7 @@ func (c *Cluster) Load(readers ...*Follower) {
 		return
 	}
 	var events []store.Event
-	kinds, err := c.cache.complete()
+	kinds, ownOnly, err := c.cache.complete()
 	readers = slices.DeleteFunc(slices.Clone(readers), func(f *Follower) bool { return !f.isOf(kinds) })
 	if err == nil && len(readers) > 0 {
 		events, err = c.cache.load(func(key store.Key) bool {
@@ -158,7 +164,7 @@ func (c *Cluster) Load(readers ...*Follower) {
 	}
 	changes = c.cache.withoutOthers(changes)
 	for _, f := range readers {
-		f.load(changes)
+		f.load(changes, ownOnly)
 		c.fresh.Source = Disk
 	}
 }
@@ -220,7 +226,11 @@ func (c *Cluster) Run(ctx context.Context) error {
 	if c.cache != nil {
 		saving.Go(func() { c.cache.run(ctx) })
 	}
-	for b := range c.watch(ctx) {
+	watch := c.watch(ctx)
+	if _, ok := c.cfg.Store.(store.NodeWatcher); ok {
+		saving.Go(func() { c.followDemand(ctx) })
+	}
+	for b := range watch {
 		c.apply(b)
 	}
 	return ctx.Err()
@@ -228,6 +238,20 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 // watch follows the datastore, from where the run before was if it can.
 func (c *Cluster) watch(ctx context.Context) <-chan store.Batch {
+	if w, ok := c.cfg.Store.(store.NodeWatcher); ok {
+		var known store.Known
+		if c.cache != nil {
+			known, _ = c.cache.known()
+			if kinds, ownOnly, err := c.cache.complete(); err == nil && !ownOnly && slices.Contains(kinds, store.KindWorkloadEndpoint) {
+				// Rules may follow what the disk has of them, and who asks does so once all is told.
+				c.mu.Lock()
+				c.demand.left = time.Now()
+				c.others.Set(true)
+				c.mu.Unlock()
+			}
+		}
+		return w.WatchNode(ctx, c.cfg.Node, &c.others, known, c.kinds()...)
+	}
 	if r, ok := c.cfg.Store.(store.Resumer); ok && c.cache != nil {
 		if known, ok := c.cache.known(); ok {
 			return r.WatchFrom(ctx, known, c.kinds()...)
@@ -256,12 +280,13 @@ func (c *Cluster) apply(b store.Batch) {
 	}
 	unknown, withheld := withheldBy(b)
 	if c.cache != nil {
-		c.cache.note(changes, b.Synced, unknown, b.Places) // what followers act by is on its way to the disk
+		c.cache.note(changes, b.Synced, b.OwnOnly, unknown, b.Places) // what followers act by is on its way to the disk
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.revision = max(c.revision, b.Revision)
-	turned := c.turn(b.Err, b.Synced)
+	turned := c.turn(b.Err, b.Synced) || c.ownOnly != b.OwnOnly
+	c.ownOnly = b.OwnOnly
 	c.fresh.Withheld = withheld
 	c.own.filter(changes, b.Revision, b.Synced)
 	changes = lastOfEach(changes)

@@ -43,6 +43,10 @@ type Step struct {
 	// more has been reported as deleted by then.
 	Synced bool
 
+	// OwnOnly is set where of WorkloadEndpoints only this host's are known, or current: see
+	// [Cluster.AskOthers].
+	OwnOnly bool
+
 	// Err says why the datastore cannot be reached at the end of the step; nil: it
 	// can. There is a step for the beginning and for the end of an outage, unless
 	// it is over before the follower asks.
@@ -66,10 +70,11 @@ type Follower struct {
 	// The keys that the reader has from the disk and the datastore has said nothing
 	// of, and what it said of others, which waits until it has said all; disk is nil
 	// where the reader follows the datastore.
-	disk  map[store.Key]bool
-	later queue
-	done  store.Revision // of the last step that the reader is through with
-	taken store.Revision // of the one that it has
+	disk    map[store.Key]bool
+	ownDisk bool // of WorkloadEndpoints the disk has this host's
+	later   queue
+	done    store.Revision // of the last step that the reader is through with
+	taken   store.Revision // of the one that it has
 
 	// How often something was added: at all, by the step that the reader has, and by
 	// the last that it is through with.
@@ -131,8 +136,8 @@ func (f *Follower) isOf(kinds []store.Kind) bool {
 
 // load has the reader begin with what the disk has. The caller has the Cluster's
 // lock.
-func (f *Follower) load(changes []*Change) {
-	f.disk = make(map[store.Key]bool)
+func (f *Follower) load(changes []*Change, ownOnly bool) {
+	f.disk, f.ownDisk = make(map[store.Key]bool), ownOnly
 	for _, ch := range changes {
 		if f.wants(ch.Key) {
 			f.disk[ch.Key] = true
@@ -313,10 +318,10 @@ func (f *Follower) take() (Step, bool) {
 	if !f.news() {
 		return Step{}, false
 	}
-	s := Step{Changes: f.pending.take(), Source: c.fresh.Source, Revision: c.revision, Synced: f.synced, Err: c.fresh.Err}
+	s := Step{Changes: f.pending.take(), Source: c.fresh.Source, Revision: c.revision, Synced: f.synced, OwnOnly: c.ownOnly, Err: c.fresh.Err}
 	switch {
 	case f.disk != nil:
-		s.Revision = 0
+		s.Revision, s.OwnOnly = 0, f.ownDisk
 	case s.Source == Disk:
 		s.Source = Unread
 	}

@@ -64,6 +64,10 @@ type Config struct {
 	// ms, so that a change is felt within a second.
 	CutPause time.Duration
 
+	// AskOthers is called when rules begin to depend on who the workloads of other hosts are
+	// ([policy.Calculator.AsksOthers]), and when they cease to. nil: nothing is called.
+	AskOthers func(asks bool)
+
 	// Heard is called before rules that follow the datastore take the place of
 	// those from before: from then on what is on disk of the datastore's state may be
 	// older than the kernel's rules. nil: nothing is called.
@@ -87,9 +91,11 @@ type Enforcer struct {
 	offloading sync.Mutex   // held from the look at them to the end of the kernel's transaction
 
 	heard bool // Heard was called; Run's
+	asked bool // as AskOthers was told last; Run's
 
 	mu      sync.Mutex
 	queue   []cluster.Step
+	ownOnly bool                    // as the last step has it
 	ifaces  map[string][]netip.Addr // nil: nothing new
 	links   map[string]bool         // with ifaces: those that cannot be workloads'
 	sources map[string][]netip.Addr // by node: from where its packets come, as far as that is new
@@ -102,6 +108,7 @@ type Enforcer struct {
 
 	underlay dataplane.Underlay
 	status   Status
+	held     time.Time                 // since when rules wait for workloads of other hosts; zero: none do
 	live     map[string][]netip.Prefix // by interface: the sources of the endpoints whose rules the kernel has
 	inForce  chan struct{}             // closed and replaced when what is in force changes
 
@@ -111,9 +118,10 @@ type Enforcer struct {
 
 // Status says how things stand.
 type Status struct {
-	FromDisk  bool  // the rules follow what the previous run knew, for the datastore has not said all yet
-	InForce   bool  // the rules follow the datastore; before, those of the previous run hold
-	Err       error // why the kernel does not have the newest rules; nil: it has
+	FromDisk  bool          // the rules follow what the previous run knew, for the datastore has not said all yet
+	InForce   bool          // the rules follow the datastore; before, those of the previous run hold
+	Err       error         // why the kernel does not have the newest rules; nil: it has
+	Held      time.Duration // for how long rules wait until all workloads of other hosts are known; 0: none do
 	Steps     uint64
 	Cut       uint64 // connections
 	CutErr    error
@@ -142,10 +150,12 @@ func New(cfg Config) *Enforcer {
 // HandleStore applies a step of [policy.Kinds] of the cluster's copy. It does not
 // wait.
 func (e *Enforcer) HandleStore(s cluster.Step) {
-	if len(s.Changes) == 0 && !s.Synced {
+	e.mu.Lock()
+	if len(s.Changes) == 0 && !s.Synced && s.OwnOnly == e.ownOnly {
+		e.mu.Unlock()
 		return
 	}
-	e.mu.Lock()
+	e.ownOnly = s.OwnOnly
 	e.queue = append(e.queue, s)
 	e.status.FromDisk = s.Source == cluster.Disk
 	e.mu.Unlock()
@@ -268,6 +278,7 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 		e.judgeAll(before.InForce && before.Err == nil)
 	}
 	d, ok := calc.Flush()
+	e.askOthers(calc)
 	if !ok || d.Empty() && before.Err == nil && before.InForce {
 		e.note(func(s *Status) { s.Problems = calc.Problems() })
 		return nil
@@ -322,6 +333,23 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	e.mu.Unlock()
 	e.applied(calc, err, time.Since(start))
 	return err
+}
+
+// askOthers asks for the workloads of other hosts if rules depend on them.
+func (e *Enforcer) askOthers(calc *policy.Calculator) {
+	e.note(func(*Status) {
+		switch held := calc.Held(); {
+		case !held:
+			e.held = time.Time{}
+		case e.held.IsZero():
+			e.held = time.Now()
+		}
+	})
+	if asks := calc.AsksOthers(); asks != e.asked {
+		if e.asked = asks; e.cfg.AskOthers != nil {
+			e.cfg.AskOthers(asks)
+		}
+	}
 }
 
 // judgeAll has the connections of all endpoints judged anew: now, or with the
@@ -404,8 +432,16 @@ func (e *Enforcer) note(change func(*Status)) {
 func (e *Enforcer) Status() Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.statusNow()
+}
+
+// statusNow is the status. The lock is held.
+func (e *Enforcer) statusNow() Status {
 	s := e.status
 	s.Problems = slices.Clone(s.Problems)
+	if !e.held.IsZero() {
+		s.Held = max(1, time.Since(e.held))
+	}
 	return s
 }
 
@@ -422,7 +458,7 @@ func (e *Enforcer) View(fn func(*filter.Ruleset)) {
 func (e *Enforcer) Wait(ctx context.Context, device string, addrs []netip.Addr) error {
 	for {
 		e.mu.Lock()
-		status, next := e.status, e.inForce
+		status, next := e.statusNow(), e.inForce
 		sources, known := e.live[device]
 		e.mu.Unlock()
 		err := waitsFor(status, sources, known, addrs)
@@ -437,10 +473,15 @@ func (e *Enforcer) Wait(ctx context.Context, device string, addrs []netip.Addr) 
 	}
 }
 
+// errHeld says why a workload waits that others could start before.
+var errHeld = errors.New("a policy selects workloads by their labels, and the datastore has not told of all those of other hosts yet")
+
 func waitsFor(s Status, sources []netip.Prefix, known bool, addrs []netip.Addr) error {
 	switch {
 	case s.Err != nil:
 		return s.Err
+	case s.Held > 0 && (!s.InForce || !known):
+		return errHeld
 	case !s.InForce:
 		return errors.New("the rules are being computed: the datastore's state is not complete yet, or the host's addresses are not known")
 	case !known:

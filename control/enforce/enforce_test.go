@@ -137,10 +137,12 @@ func (c *connections) cut() []string {
 }
 
 type world struct {
-	t     *testing.T
-	table *table
-	conns *connections
-	e     *Enforcer
+	t       *testing.T
+	table   *table
+	conns   *connections
+	e       *Enforcer
+	ownOnly bool   // of workloads only this host's are told
+	asked   []bool // what AskOthers was called with
 }
 
 // start runs an Enforcer of node1, which has no addresses, until the test ends.
@@ -155,7 +157,8 @@ func start(t *testing.T) *world {
 func startUnknown(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, table: &table{have: filter.NewRuleset()}, conns: &connections{}}
-	w.e = New(Config{Node: "node1", Table: w.table, Connections: w.conns, Log: slog.New(slog.DiscardHandler)})
+	w.e = New(Config{Node: "node1", Table: w.table, Connections: w.conns, Log: slog.New(slog.DiscardHandler),
+		AskOthers: func(asks bool) { w.asked = append(w.asked, asks) }})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.e.Run(ctx) }()
@@ -173,7 +176,7 @@ func startUnknown(t *testing.T) *world {
 
 func (w *world) store(values ...any) {
 	w.t.Helper()
-	b := store.Batch{Synced: true}
+	b := store.Batch{Synced: true, OwnOnly: w.ownOnly}
 	for _, v := range values {
 		store.SetDefaults(v)
 		key, err := store.KeyOf(v)
@@ -250,6 +253,64 @@ func TestWait(t *testing.T) {
 		w.table.set(errors.New("no memory"))
 		w.store(pod("a", "10.0.0.2", nil))
 		refused("no memory")
+	})
+}
+
+// TestOthersAreAskedFor: a policy that selects is in force when the workloads of other hosts are all
+// known. Until then what runs has the rules from before, and a workload that it is for does not start; others do.
+func TestOthersAreAskedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := start(t)
+		web := map[string]string{"app": "web"}
+		w.ownOnly = true
+		w.store(pod("a", "10.0.0.1", web))
+		wait := func(name, addr, want string) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if err := w.e.Wait(ctx, "cali"+name, []netip.Addr{netip.MustParseAddr(addr)}); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+				t.Errorf("wait for %s: %v, want %q", name, err, want)
+			}
+		}
+		wait("a", "10.0.0.1", "")
+		if len(w.asked) > 0 {
+			t.Errorf("others are asked for without a policy: %v", w.asked)
+		}
+		w.store(denyFrom("app == 'client'"))
+		w.store(pod("b", "10.0.0.2", web), pod("c", "10.0.0.3", nil))
+		wait("b", "10.0.0.2", "has not told of all those of other hosts yet")
+		wait("c", "10.0.0.3", "")
+		if n := len(w.table.have.Policies); !slices.Equal(w.asked, []bool{true}) || n != 1 { // the profile
+			t.Errorf("asked %v, and %d policies are in force", w.asked, n)
+		}
+		if s := w.e.Status(); !s.InForce || s.Held == 0 {
+			t.Errorf("status %+v", s)
+		}
+		far := pod("far", "10.0.1.1", map[string]string{"app": "client"})
+		far.Spec.Node, far.Name = "node2", strings.Replace(far.Name, "node1", "node2", 1)
+		w.ownOnly = false
+		w.store(far)
+		wait("b", "10.0.0.2", "")
+		members := 0
+		for _, m := range w.table.have.Members {
+			members += len(m)
+		}
+		if s := w.e.Status(); s.Held != 0 || len(w.table.have.Policies) != 2 || members != 1 {
+			t.Errorf("status %+v, %d policies, %d members", s, len(w.table.have.Policies), members)
+		}
+		// They are not followed any more though the policy is: what is known of them holds.
+		w.ownOnly = true
+		w.remove(store.Key{Kind: store.KindGlobalNetworkPolicy, Name: "none"})
+		w.store()
+		if n := len(w.table.have.Policies); n != 2 {
+			t.Errorf("%d policies are in force", n)
+		}
+		w.ownOnly = false
+		w.remove(store.Key{Kind: store.KindGlobalNetworkPolicy, Name: "deny"})
+		if !slices.Equal(w.asked, []bool{true, false}) {
+			t.Errorf("asked %v", w.asked)
+		}
 	})
 }
 

@@ -34,14 +34,14 @@ func TestPlan(t *testing.T) {
 			}
 			return clustertest.Step("node1", b, policy.Kinds()...).Changes
 		}
-		if _, _, err := w.e.Plan(nil, nil); err == nil {
+		if _, _, err := w.e.Plan(nil, nil, nil); err == nil {
 			t.Error("there is a plan before the host's addresses are known")
 		}
 		w.e.HandleUnderlay(dataplane.Underlay{})
 		before := []any{pod("a", "10.0.0.1", map[string]string{"app": "web"}), pod("b", "10.0.0.2", map[string]string{"bad": "yes"}), denyFrom("bad == 'yes'")}
 		after := []any{pod("c", "10.0.0.3", map[string]string{"bad": "yes", "app": "web"}), denyFrom("bad in {'yes', 'maybe'}")}
 		w.store(before...)
-		planned, step, err := w.e.Plan(changes(before...), changes(after...))
+		planned, step, err := w.e.Plan(changes(before...), changes(after...), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

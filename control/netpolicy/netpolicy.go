@@ -261,6 +261,10 @@ func (p *Policy) Err() error {
 // errRulesToCome says that no rules were written since the daemon started.
 var errRulesToCome = errors.New("waiting for the policy rules to be in the kernel")
 
+// heldLong is for how long rules may wait for the workloads of other hosts before that is worth a
+// condition: they are asked for when the first policy comes that selects.
+const heldLong = 10 * time.Second
+
 // condition says first what concerns packets most.
 func condition(s enforce.Status, unrepaired, unsaved error) error {
 	switch {
@@ -272,6 +276,8 @@ func condition(s enforce.Status, unrepaired, unsaved error) error {
 		return errRulesToCome
 	case s.FromDisk:
 		return errors.New("the datastore has not been read since the start: the rules are by what was known before")
+	case s.Held > heldLong:
+		return fmt.Errorf("rules of policies that select by labels are those from before since %v: the datastore has not told of all workloads of other hosts", s.Held.Round(time.Second))
 	case s.CutErr != nil:
 		return fmt.Errorf("connections that the rules deny were not all cut: %w", s.CutErr)
 	case unsaved != nil:

@@ -126,7 +126,7 @@ func (s *Server) hostPlan(ctx context.Context, req *apiv1.PlanRequest) (*apiv1.H
 		})
 	}
 	out.Annotations = plannedAnnotations(foreseen.Was, foreseen.Will)
-	rules, err := s.plannedRules(changes)
+	rules, err := s.plannedRules(ctx, changes)
 	if err != nil {
 		out.Unknown = append(out.Unknown, fmt.Sprintf("rules of policy: %v", status.Convert(err).Message()))
 	}

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"reflect"
@@ -16,8 +17,8 @@ import (
 )
 
 // plannedRules says what changes of the cluster do to this host's rules.
-func (s *Server) plannedRules(changes []*cluster.Change) ([]*apiv1.PlannedObject, error) {
-	before, d, err := s.foreseenRules(changes)
+func (s *Server) plannedRules(ctx context.Context, changes []*cluster.Change) ([]*apiv1.PlannedObject, error) {
+	before, d, err := s.foreseenRules(ctx, changes)
 	if err != nil || before == nil {
 		return nil, err
 	}
@@ -26,7 +27,7 @@ func (s *Server) plannedRules(changes []*cluster.Change) ([]*apiv1.PlannedObject
 
 // foreseenRules returns this host's rules and the step that changes of the cluster lead to; nil: rules do
 // not depend on them.
-func (s *Server) foreseenRules(changes []*cluster.Change) (*filter.Ruleset, filter.Delta, error) {
+func (s *Server) foreseenRules(ctx context.Context, changes []*cluster.Change) (*filter.Ruleset, filter.Delta, error) {
 	concern := func(k store.Kind) bool { return slices.Contains(policy.Kinds(), k) }
 	if s.PolicyServer == nil || !slices.ContainsFunc(changes, func(c *cluster.Change) bool { return concern(c.Key.Kind) }) {
 		return nil, filter.Delta{}, nil
@@ -34,11 +35,32 @@ func (s *Server) foreseenRules(changes []*cluster.Change) (*filter.Ruleset, filt
 	if err := s.able(); err != nil {
 		return nil, filter.Delta{}, err
 	}
-	holds, err := s.cfg.Snapshot(func(k store.Key) bool { return concern(k.Kind) })
+	known := s.cfg.OthersKnown == nil || s.cfg.OthersKnown()
+	holds, err := s.cfg.Snapshot(func(k store.Key) bool {
+		return concern(k.Kind) && (known || k.Kind != store.KindWorkloadEndpoint || store.IsEndpointOf(k, s.cfg.Node))
+	})
 	if err != nil {
 		return nil, filter.Delta{}, err
 	}
-	return s.PolicyServer.cfg.Enforcer.Plan(holds, changes)
+	if known {
+		return s.PolicyServer.cfg.Enforcer.Plan(holds, changes, nil)
+	}
+	return s.PolicyServer.cfg.Enforcer.Plan(holds, changes, func() ([]*cluster.Change, error) { return s.otherEndpoints(ctx) })
+}
+
+// otherEndpoints asks the datastore for the endpoints of other hosts.
+func (s *Server) otherEndpoints(ctx context.Context) ([]*cluster.Change, error) {
+	list, err := listed(ctx, s.cfg.Store, store.KindWorkloadEndpoint)
+	if err != nil {
+		return nil, err
+	}
+	var out []*cluster.Change
+	for _, ev := range list {
+		if !store.IsEndpointOf(ev.Key, s.cfg.Node) {
+			out = append(out, cluster.Decode(s.cfg.Node, ev))
+		}
+	}
+	return out, nil
 }
 
 // describe says what a step does to rules.

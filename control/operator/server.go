@@ -65,6 +65,8 @@ type Config struct {
 
 	// Snapshot returns objects of the cluster's copy, as *[cluster.Cluster] does.
 	Snapshot func(wanted func(store.Key) bool) ([]*cluster.Change, error)
+	// OthersKnown reports whether that has the endpoints of all hosts; nil: it always has.
+	OthersKnown func() bool
 	// TunnelKind is what the node's agent and IPAM call one tunnel.
 	TunnelKind func(node.Tunnel) ipam.TunnelKind
 

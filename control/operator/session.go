@@ -29,7 +29,7 @@ func (s *Server) Session(ctx context.Context, events []store.Event, client, host
 	if s.PolicyServer == nil || s.able() != nil {
 		return "", nil // nothing is denied here
 	}
-	rules, step, err := s.foreseenRules(changes)
+	rules, step, err := s.foreseenRules(ctx, changes)
 	if err != nil || rules == nil {
 		return "", err
 	}

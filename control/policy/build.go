@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
 )
 
 // build says what holds at an interface that belongs to an endpoint.
@@ -15,7 +16,7 @@ func (c *Calculator) build(name string, id itemID) filter.Endpoint {
 		c.place(&out, p)
 	}
 	for _, name := range e.profiles {
-		pid := filter.PolicyID{Kind: "Profile", Name: name}
+		pid := filter.PolicyID{Kind: profileKind, Name: name}
 		out.Ingress.Profiles = append(out.Ingress.Profiles, pid)
 		out.Egress.Profiles = append(out.Egress.Profiles, pid)
 	}
@@ -99,3 +100,5 @@ func (c *Calculator) place(e *filter.Endpoint, p *policySpec) {
 		add(&e.ForwardEgress, e.Host && p.forward && p.out, end)
 	}
 }
+
+const profileKind = string(store.KindProfile)

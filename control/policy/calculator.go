@@ -57,6 +57,9 @@ func Kinds() []store.Kind {
 type Calculator struct {
 	cfg      Config
 	synced   bool
+	ownOnly  bool // of workloads only this host's are known, or current
+	flushed  bool // there was a step
+	held     bool // something waits for the workloads of other hosts
 	auto     bool // every Node has a host endpoint
 	problems map[store.Key]string
 
@@ -93,12 +96,12 @@ func (c *Calculator) HandleStore(s cluster.Step) {
 		delete(c.problems, ch.Key)
 		c.change(ch)
 	}
-	c.synced = c.synced || s.Synced
+	c.synced, c.ownOnly = c.synced || s.Synced, s.OwnOnly
 }
 
 // Update is [Calculator.HandleStore] of what the datastore says.
 func (c *Calculator) Update(b store.Batch) {
-	s := cluster.Step{Revision: b.Revision, Synced: b.Synced}
+	s := cluster.Step{Revision: b.Revision, Synced: b.Synced, OwnOnly: b.OwnOnly}
 	for _, ev := range b.Events {
 		s.Changes = append(s.Changes, cluster.Decode(c.cfg.Node, ev))
 	}
@@ -207,7 +210,8 @@ func (c *Calculator) Problems() []Problem {
 
 // Flush returns the step from what was published before to what is known now. It is
 // false before the store's state is complete, for rules from half of it would
-// let through what they must not.
+// let through what they must not. Where workloads of other hosts are not all known,
+// what depends on them stays as it was published: see [Calculator.AsksOthers].
 func (c *Calculator) Flush() (filter.Delta, bool) {
 	if !c.synced {
 		return filter.Delta{}, false
@@ -217,11 +221,15 @@ func (c *Calculator) Flush() (filter.Delta, bool) {
 	c.members.settle()
 	c.nodes.settle()
 	c.locals.settle(c)
+	if c.held = c.ownOnly && !c.flushed && c.dependsOnOthers(); c.held {
+		return filter.Delta{}, false // the kernel has the rules of the run before
+	}
+	c.flushed = true
 	d.PutEndpoints, d.DelEndpoints = c.locals.emit(c)
 	d.PutPolicies, d.DelPolicies = c.policies.emit(c)
 	d.Settings = c.settings.emit(c)
-	d.PutSets, d.Members, d.DelSets = c.members.emit()
-	put, changes, del := c.nodes.emit()
+	d.PutSets, d.Members, d.DelSets = c.members.emit(c.ownOnly)
+	put, changes, del := c.nodes.emit(false) // of Nodes all are known
 	d.PutSets, d.Members, d.DelSets = append(d.PutSets, put...), append(d.Members, changes...), append(d.DelSets, del...)
 	return d, true
 }

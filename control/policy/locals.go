@@ -335,6 +335,10 @@ func (l *locals) emit(c *Calculator) (put []filter.Endpoint, del []string) {
 		if published && reflect.DeepEqual(was.Endpoint, e) {
 			continue
 		}
+		if c.holds(&e) {
+			l.stale[name] = struct{}{}
+			continue
+		}
 		now := publishedEndpoint{Endpoint: e, policies: e.Policies()}
 		for _, p := range now.policies {
 			c.policies.refer(p, 1)

@@ -316,10 +316,15 @@ func (m *members) release(id filter.SetID) {
 	}
 }
 
-// emit reports the sets and members that came and went.
-func (m *members) emit() (put []filter.Set, changes []filter.MemberChange, del []filter.SetID) {
+// emit reports the sets and members that came and went. With hold those that selectors make
+// stay as they are.
+func (m *members) emit(hold bool) (put []filter.Set, changes []filter.MemberChange, del []filter.SetID) {
 	byID := func(a, b *set) int { return cmp.Compare(a.def.ID, b.def.ID) }
 	for _, s := range sortedKeys(m.changed, byID) {
+		if hold && s.sel != nil && !s.fresh {
+			m.changed[s] = struct{}{}
+			continue
+		}
 		if s.fresh {
 			put = append(put, s.def)
 		}

@@ -31,6 +31,19 @@ type policyState struct {
 	defs  map[filter.SetID]setDef
 }
 
+// selects reports whether the rules are about endpoints that a selector names. A policy that is
+// not there, nil, is about nobody.
+func (p *policyState) selects() bool {
+	if p != nil {
+		for _, d := range p.defs {
+			if d.sel != nil && !d.nodes {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 type tierInfo struct {
 	order float64
 	end   filter.Action
@@ -176,6 +189,16 @@ func (p *policies) refer(id filter.PolicyID, n int) {
 	p.dirty[id] = struct{}{}
 }
 
+// waits reports whether a policy stays as it was published until the workloads of other hosts are
+// known: it selects, or it is gone and an endpoint that waits itself still names it.
+func (p *policies) waits(id filter.PolicyID, was filter.Policy) bool {
+	state := p.all[id]
+	if state == nil {
+		return id.Kind != profileKind
+	}
+	return state.selects() && !reflect.DeepEqual(was, state.rules)
+}
+
 // emit reports the policies in force that came, went or changed, and takes
 // their sets into use and gives back those of no more use.
 func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.PolicyID) {
@@ -192,6 +215,10 @@ func (p *policies) emit(c *Calculator) (put []filter.Policy, del []filter.Policy
 			continue
 		}
 		state := p.all[id]
+		if c.ownOnly && published && p.waits(id, was) {
+			p.dirty[id], c.held = struct{}{}, true
+			continue
+		}
 		if state == nil {
 			// A profile that is not known might deny what the next one allows.
 			state = &policyState{rules: denyAll(&policySpec{id: id, in: true, out: true})}

@@ -20,6 +20,9 @@ import (
 // labPrefix begins the names of this package's labs.
 const labPrefix = "kb"
 
+// metricsAddress is where each host shows its metrics.
+const metricsAddress = "127.0.0.1:9199"
+
 // cluster is a lab whose store is the API server.
 type cluster struct {
 	*lab.Lab
@@ -49,6 +52,7 @@ func bringUp(t *testing.T, suffix string, top lab.Topology, podCIDRs ...string) 
 	install(t)
 	return bringUpWith(t, suffix, top, podCIDRs, func(file string) map[string]any {
 		return map[string]any{
+			"health":    map[string]any{"listen": metricsAddress},
 			"ipam":      map[string]any{"usePodCIDR": len(podCIDRs) > 0},
 			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
 			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file, "apiGroup": convert.V3.APIVersion()}},

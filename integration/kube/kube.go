@@ -195,6 +195,7 @@ type Asked struct {
 	Verb, Group, Resource string // the resource with its subresource: "nodes/status"
 	Code                  int    // of the answer
 	Whole                 bool   // the state of all objects is asked for, by a list or a watch
+	Of                    string // of pods: own, those of a node; others, those of all other nodes; empty: all
 }
 
 // Thief is the User-Agent of who shows a daemon's token and is none.
@@ -231,8 +232,17 @@ func (s *Server) Audit() (map[Asked]int, error) {
 		}
 		asks := func(what string) bool { return strings.Contains(e.RequestURI, what) }
 		// The daemon asks for one object of all to learn how far the server is.
-		whole := !asks("Selector=") && (asks("sendInitialEvents=true") || e.Verb == "list" && !asks("limit=1"))
-		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code, whole}]++
+		whole := asks("sendInitialEvents=true") || e.Verb == "list" && !asks("limit=1")
+		of := ""
+		switch {
+		case asks("fieldSelector=spec.nodeName%3D"):
+			of, whole = "own", false
+		case asks("fieldSelector=spec.nodeName%21%3D"):
+			of = "others"
+		case asks("Selector="):
+			whole = false
+		}
+		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code, whole, of}]++
 	}
 	return out, nil
 }

@@ -14,7 +14,7 @@ import (
 // Step is a batch of the datastore as a part of a host gets it that follows some
 // kinds; none named: all.
 func Step(node string, b store.Batch, kinds ...store.Kind) cluster.Step {
-	s := cluster.Step{Revision: b.Revision, Synced: b.Synced, Err: b.Err}
+	s := cluster.Step{Revision: b.Revision, Synced: b.Synced, OwnOnly: b.OwnOnly, Err: b.Err}
 	for _, ev := range b.Events {
 		if len(kinds) > 0 && !slices.Contains(kinds, ev.Key.Kind) {
 			continue
