@@ -36,6 +36,10 @@ type LoadOptions struct {
 	// use. What a host without queues of its own forwards stays on the processor
 	// that sent it.
 	OneProcessor bool
+	// Established has both flows of a pair share their sockets, so that connection tracking
+	// takes each for the answers of the other, and the connection for established. Otherwise
+	// each is a connection of its own that nobody answers, which no flowtable takes.
+	Established bool
 	// Settle is how long a packet may be on its way before it counts as lost; 0:
 	// three seconds, far longer than in any queue of a lab.
 	Settle time.Duration
@@ -89,14 +93,12 @@ func StartLoad(o LoadOptions, pairs ...[2]Place) (*Load, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Load{start: time.Now(), rate: o.Rate, settle: cmp.Or(o.Settle, settleWithin), cancel: cancel, done: make(chan struct{})}
 	for _, p := range pairs {
-		for _, d := range [][2]Place{p, {p[1], p[0]}} {
-			f, err := newFlow(o, d[0], d[1])
-			if err != nil {
-				cancel()
-				l.close()
-				return nil, fmt.Errorf("flow from %s to %s: %w", d[0].Name, d[1].Name, err)
-			}
-			l.flows = append(l.flows, f)
+		flows, err := newPair(o, p)
+		l.flows = append(l.flows, flows...)
+		if err != nil {
+			cancel()
+			l.close()
+			return nil, fmt.Errorf("flows between %s and %s: %w", p[0].Name, p[1].Name, err)
 		}
 	}
 	placed := make(chan error, 1)
@@ -119,6 +121,24 @@ func StartLoad(o LoadOptions, pairs ...[2]Place) (*Load, error) {
 	return l, nil
 }
 
+// newPair returns the flows of both directions, and with an error those that it made.
+func newPair(o LoadOptions, p [2]Place) ([]*flow, error) {
+	there, err := newFlow(o, p[0], p[1])
+	if err != nil {
+		return nil, err
+	}
+	var back *flow
+	if o.Established {
+		back, err = there.reverse()
+	} else {
+		back, err = newFlow(o, p[1], p[0])
+	}
+	if err != nil {
+		return []*flow{there}, err
+	}
+	return []*flow{there, back}, nil
+}
+
 func newFlow(o LoadOptions, from, to Place) (*flow, error) {
 	family, header := unix.AF_INET, ipv4HeaderLen
 	if !to.Addr.Is4() {
@@ -131,8 +151,7 @@ func newFlow(o LoadOptions, from, to Place) (*flow, error) {
 	if size < header+udpHeaderLen+headerLen || size > MaxSize {
 		return nil, fmt.Errorf("packet size %d: want %d to %d bytes", size, header+udpHeaderLen+headerLen, MaxSize)
 	}
-	f := &flow{from: from, to: to, out: -1, in: -1, secret: rand.Uint64(), packet: make([]byte, size-header-udpHeaderLen)}
-	binary.BigEndian.PutUint64(f.packet, f.secret)
+	f := emptyFlow(from, to, size-header-udpHeaderLen)
 	var err error
 	if f.in, err = udpSocket(to, family); err != nil {
 		return nil, err
@@ -141,13 +160,38 @@ func newFlow(o LoadOptions, from, to Place) (*flow, error) {
 		f.close()
 		return nil, err
 	}
+	return f, f.aim()
+}
+
+func emptyFlow(from, to Place, payload int) *flow {
+	f := &flow{from: from, to: to, out: -1, in: -1, secret: rand.Uint64(), packet: make([]byte, payload)}
+	binary.BigEndian.PutUint64(f.packet, f.secret)
+	return f
+}
+
+// reverse returns the flow of the other direction, between the same sockets.
+func (f *flow) reverse() (*flow, error) {
+	back := emptyFlow(f.to, f.from, len(f.packet))
+	var err error
+	if back.in, err = unix.FcntlInt(uintptr(f.out), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("duplicate socket: %w", err)
+	}
+	if back.out, err = unix.FcntlInt(uintptr(f.in), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		back.close()
+		return nil, fmt.Errorf("duplicate socket: %w", err)
+	}
+	return back, back.aim()
+}
+
+// aim has the flow send to where it receives; on an error it is closed.
+func (f *flow) aim() error {
 	bound, err := unix.Getsockname(f.in)
 	if err != nil {
 		f.close()
-		return nil, fmt.Errorf("get socket name: %w", err)
+		return fmt.Errorf("get socket name: %w", err)
 	}
 	f.dst = bound
-	return f, nil
+	return nil
 }
 
 // udpSocket opens a socket bound to a port of its own at a place.

@@ -126,6 +126,38 @@ func TestLoadIntervals(t *testing.T) {
 	}
 }
 
+// TestLoadEstablished: with Established there is one connection between two places, which the router
+// between takes for established, and in which each direction is told from the other. Without
+// it there are two that nobody answers.
+func TestLoadEstablished(t *testing.T) {
+	t.Parallel()
+	for name, established := range map[string]bool{"one": true, "two": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, r, b := wire(t, name)
+			run(t, "ip netns exec "+r+` nft 'table ip watch { chain c { type filter hook forward priority 0
+				ct state established ip saddr 10.0.1.2 counter comment "there"
+				ct state established ip saddr 10.0.2.2 counter comment "back"
+			}; }'`)
+			l, err := StartLoad(LoadOptions{Rate: 100, Established: established}, [2]Place{{"a", a, addr(10, 0, 1, 2)}, {"b", b, addr(10, 0, 2, 2)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Stop() })
+			for range 3 {
+				report := l.Interval()
+				if len(report) != 2 || len(report.Silent()) > 0 || len(report.Bad()) > 0 {
+					t.Errorf("%v, want some packets of both flows, and none lost", report)
+				}
+			}
+			counted, err := exec.Command("ip", "netns", "exec", r, "nft", "list", "table", "ip", "watch").CombinedOutput()
+			if none := strings.Count(string(counted), "counter packets 0 "); err != nil || (none == 0) != established || (none == 2) == established {
+				t.Errorf("%v\n%s", err, counted)
+			}
+		})
+	}
+}
+
 // A load that ended has no descriptors: their numbers are other files' by then.
 func TestLoadStopsTwice(t *testing.T) {
 	t.Parallel()
