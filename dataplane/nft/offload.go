@@ -233,16 +233,34 @@ func putOffload(b *batch, list []filter.Device) {
 	}
 }
 
-// offloaded matches packets of established connections of a workload that were not cut,
-// and puts the connection into the flowtable, which passes over what it cannot take.
+// offloaded matches packets of established connections of a workload that were not cut
+// and whose answers leave by the device that they came by, and puts the connection into
+// the flowtable, which passes over what it cannot take.
+//
+// The kernel looks the route of the answers up out of the device that a packet came by
+// (nft_flow_route, flowi4_oif), and where none leads out of it takes the peer for a
+// neighbour there: answers are lost until any route changes. Ways differ so while hosts
+// change an encapsulation one after the other, and beside asymmetric routing.
 func offloaded(key uint32) *matcher {
 	m := new(matcher)
 	m.state(stateEstablished)
 	m.connectionMark(filter.CutMark, true)
 	m.meta(key, reg1)
 	m.lookup(offloadSet, false)
+	m.answeredBack()
 	m.expr("flow_offload", func() { m.Text(flowTableName, flowtable) })
 	return m
+}
+
+// answeredBack matches packets to whose source the best route leads out of the device
+// that they came by. The kernel has that at forward since Linux 5.19.
+func (m *matcher) answeredBack() {
+	m.expr("fib", func() {
+		m.Net32(unix.NFTA_FIB_DREG, reg1)
+		m.Net32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_OIF)
+		m.Net32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR|unix.NFTA_FIB_F_IIF|unix.NFTA_FIB_F_PRESENT)
+	})
+	m.cmp(unix.NFT_CMP_EQ, []byte{1})
 }
 
 func putFlowtable(b *batch, kind, flags uint16, list []filter.Device) {

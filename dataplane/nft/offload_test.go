@@ -159,11 +159,11 @@ type echoed struct {
 	next byte
 }
 
-// echo has the neighbour send back what comes to a port.
-func (w *offloadWorld) echo(t *testing.T, to netip.Addr) {
+// echo has the neighbour send back what comes to a port, of which it returns the socket.
+func (w *offloadWorld) echo(t *testing.T, to netip.Addr) (l *net.UDPConn) {
 	t.Helper()
-	err := w.neighbour.Do(func() error {
-		l, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 7000)))
+	err := w.neighbour.Do(func() (err error) {
+		l, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, 7000)))
 		if err != nil {
 			return err
 		}
@@ -185,6 +185,7 @@ func (w *offloadWorld) echo(t *testing.T, to netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return l
 }
 
 // flow opens a flow from the workload to the neighbour.
@@ -316,6 +317,46 @@ func TestOffload(t *testing.T) {
 			if out := run(t, w.host, "nft", "list", "tables"); strings.Contains(out, OffloadTable) {
 				t.Errorf("what offloads nothing leaves\n%s", out)
 			}
+		})
+	}
+}
+
+// Where packets of a connection come by another device than its answers leave by, the
+// kernel would offload the answers into the one that they came by, where nobody has them.
+// Such a connection takes the way of rules, until both go one way.
+func TestOffloadAsymmetric(t *testing.T) {
+	t.Parallel()
+	for i, name := range []string{"IPv4", "IPv6"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newOffloadWorld(t)
+			w.rules(t)
+			w.set(t, "cali1", "up0", "up1")
+			far := w.echo(t, offloadTo[i])
+			f := w.flow(t, offloadFrom[i], offloadTo[i])
+			w.offloaded(t, f)
+			// As in the middle of a change of encapsulation: this host sends in another way, the
+			// neighbour does not yet, and takes nothing in the old one any more. Its packet is the
+			// first after the change.
+			run(t, w.neighbour, "nft", "add table netdev gone; add chain netdev gone c { type filter hook ingress device eth0 priority 0; policy drop; }")
+			w.route(t, "up1")
+			near, ok := f.from.LocalAddr().(*net.UDPAddr)
+			if !ok {
+				t.Fatalf("%T", f.from.LocalAddr())
+			}
+			for range 3 {
+				if _, err := far.WriteToUDP([]byte{0}, near); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for range 20 {
+				if !f.back(t, patience/10) {
+					t.Fatalf("a packet was lost:\n%s", run(t, w.host, "cat", "/proc/net/nf_conntrack"))
+				}
+			}
+			run(t, w.neighbour, "nft", "delete table netdev gone")
+			w.route(t, "up0")
+			w.offloaded(t, f)
 		})
 	}
 }

@@ -82,8 +82,16 @@ func TestModeChanges(t *testing.T) {
 	beside(t)
 	way := changesOfStage(t)
 	c := changeLab(t, "change", way[0])
+	c.change(t, way, func() {})
+}
+
+// change changes the pool's encapsulation from each of a way to the next, and calls before
+// ahead of each change. No packet may be lost.
+func (c *changing) change(t *testing.T, way []store.Encapsulation, before func()) {
+	t.Helper()
 	expectNoLoss(t, "before any change", c.load)
 	for i := 1; i < len(way); i++ {
+		before()
 		change := fmt.Sprintf("%s to %s", way[i-1], way[i])
 		start := time.Now()
 		c.setMode(t, way[i])
@@ -95,6 +103,60 @@ func TestModeChanges(t *testing.T) {
 		}
 	}
 	reach(t, c.Lab, traffic.Options{Size: modeOf(way[len(way)-1]).mtu, DF: true})
+}
+
+// TestModeChangesOffloaded changes the encapsulation with policy.offload on all hosts, under
+// traffic of connections that are established, which a flowtable takes. In the virtual machine
+// all of them are in one before each change. Where the kernel has no flowtables the daemon
+// says so, and packets take the way of rules.
+func TestModeChangesOffloaded(t *testing.T) {
+	beside(t)
+	way := changesOfStage(t)[:offloadedChanges+1]
+	top := topology(3, 2, way[0])
+	top.Spine.BGP = new(true)
+	for i := range top.Nodes {
+		top.Nodes[i].Config = map[string]any{"policy": map[string]any{"offload": true}}
+	}
+	c := &changing{Lab: bringUp(t, "offload", top)}
+	c.store = openStore(t, c.Lab)
+	reach(t, c.Lab, traffic.Options{})
+	c.waitMode(t, way[0])
+	c.load = startLoadOf(t, c.Lab, traffic.LoadOptions{Rate: loadRate(), Established: true}, loadPairs()...)
+	c.change(t, way, func() {
+		for _, h := range c.Hosts() {
+			poll(t, "flows of "+h+" are offloaded", func() string { return c.offloads(t, h) })
+		}
+	})
+}
+
+// offloadedChanges is how many changes are tried with flowtables: each pair of IPIP, plain
+// packets and IPIP across racks, one way or the other.
+const offloadedChanges = 4
+
+// offloads says what is missing until the kernel has the connections of the load that pass a
+// host in its flowtable, or its daemon says that the kernel has none.
+func (c *changing) offloads(t *testing.T, host string) string {
+	t.Helper()
+	if !emulated() && strings.Contains(c.LogTail(host, 1000), "established flows are not offloaded") {
+		return ""
+	}
+	tracked := output(t, c.Lab, host, "cat", "/proc/net/nf_conntrack")
+	for _, p := range loadPairs() {
+		if !strings.HasPrefix(p[0], host+"/") && !strings.HasPrefix(p[1], host+"/") {
+			continue
+		}
+		from, to := "src="+addr(t, c.Lab, p[0]).String()+" ", "dst="+addr(t, c.Lab, p[1]).String()+" "
+		for _, protocol := range []string{" udp ", " tcp "} {
+			offloaded := false
+			for line := range strings.Lines(tracked) {
+				offloaded = offloaded || strings.Contains(line, protocol) && strings.Contains(line, from) && strings.Contains(line, to) && strings.Contains(line, "[OFFLOAD]")
+			}
+			if !offloaded {
+				return fmt.Sprintf("no%sflow from %s to %s is:\n%s", protocol, p[0], p[1], tracked)
+			}
+		}
+	}
+	return ""
 }
 
 // changesOfStage is a way through the modes of this kernel.

@@ -54,13 +54,19 @@ type load struct {
 // with the test.
 func startLoad(t *testing.T, l *lab.Lab, pairs ...[2]string) *load {
 	t.Helper()
+	return startLoadOf(t, l, traffic.LoadOptions{Rate: loadRate()}, pairs...)
+}
+
+// startLoadOf is startLoad with numbered packets of one's own choice.
+func startLoadOf(t *testing.T, l *lab.Lab, o traffic.LoadOptions, pairs ...[2]string) *load {
+	t.Helper()
 	oneProcessor(t, l)
 	var out load
 	for _, p := range pairs {
 		out.streams = append(out.streams, startStream(t, l, p))
 	}
 	out.beside = startStream(t, l, [2]string{"node1", "node3"})
-	out.packets = startPackets(t, l, traffic.LoadOptions{Rate: loadRate()}, pairs...)
+	out.packets = startPackets(t, l, o, pairs...)
 	return &out
 }
 
