@@ -214,11 +214,10 @@ func (c *cluster) sent() map[string]float64 {
 }
 
 // rests waits until the daemon of node1 takes little of a processor, and what a burst left
-// has gone back to the host. The tunnels to nodes that do not answer are probed for minutes, which is
-// an eighth of a processor where others take these away.
+// has gone back to the host.
 func (c *cluster) rests() {
 	c.t.Helper()
-	const window, share = 13 * time.Second, 0.25
+	const window, share = 13 * time.Second, 0.1
 	since, was := time.Now(), c.used("node1")
 	await.Until(c.t, "the daemon rests", func() error {
 		took := time.Since(since)
