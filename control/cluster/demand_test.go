@@ -90,7 +90,8 @@ func (w nodeWatcher) WatchNode(ctx context.Context, node string, others *store.D
 func podOf(node, name string, rev store.Revision) store.Event {
 	full := node + "-k8s-" + name + "-eth0"
 	key := store.Key{Kind: store.KindWorkloadEndpoint, Namespace: "n", Name: full}
-	return store.Event{Key: key, Object: store.Object{Key: key, Revision: rev,
+	return store.Event{Key: key, Object: store.Object{
+		Key: key, Revision: rev,
 		Value: &store.WorkloadEndpoint{Spec: store.WorkloadEndpointSpec{Node: node, Pod: name}},
 		Raw:   fmt.Appendf(nil, `{"kind":"WorkloadEndpoint","apiVersion":"projectcalico.org/v3","metadata":{"name":%q,"namespace":"n"},"spec":{"node":%q}}`, full, node),
 	}}

@@ -157,8 +157,10 @@ func start(t *testing.T) *world {
 func startUnknown(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, table: &table{have: filter.NewRuleset()}, conns: &connections{}}
-	w.e = New(Config{Node: "node1", Table: w.table, Connections: w.conns, Log: slog.New(slog.DiscardHandler),
-		AskOthers: func(asks bool) { w.asked = append(w.asked, asks) }})
+	w.e = New(Config{
+		Node: "node1", Table: w.table, Connections: w.conns, Log: slog.New(slog.DiscardHandler),
+		AskOthers: func(asks bool) { w.asked = append(w.asked, asks) },
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- w.e.Run(ctx) }()

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"maps"
 	"net/netip"
 	"reflect"
 	"testing"
@@ -100,12 +101,8 @@ func TestOthersComeLater(t *testing.T) {
 			}
 			before := *mirror
 			before.Policies, before.Endpoints, before.Members = map[filter.PolicyID]filter.Policy{}, map[string]filter.Endpoint{}, map[filter.SetID]map[filter.Member]struct{}{}
-			for k, v := range mirror.Policies {
-				before.Policies[k] = v
-			}
-			for k, v := range mirror.Endpoints {
-				before.Endpoints[k] = v
-			}
+			maps.Copy(before.Policies, mirror.Policies)
+			maps.Copy(before.Endpoints, mirror.Endpoints)
 			for k, v := range mirror.Members {
 				before.Members[k] = map[filter.Member]struct{}{}
 				for m := range v {

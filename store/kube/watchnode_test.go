@@ -91,7 +91,7 @@ func (s *manyPods) watch(req *http.Request) *http.Response {
 			last, state := 1, map[string]podLine{}
 			for _, l := range s.lines {
 				if last = l.rev; selects(l.node) {
-					var name = l.obj[strings.Index(l.obj, `"name":`)+8:]
+					name := l.obj[strings.Index(l.obj, `"name":`)+8:]
 					name = name[:strings.Index(name, `"`)]
 					if state[name] = l; l.kind == "DELETED" {
 						delete(state, name)
