@@ -234,10 +234,11 @@ test-reproducible: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Make the packages o
 	cat "$$tmp/one/dist/SHA256SUMS"
 
 .PHONY: kubernetes
-kubernetes: kube-tools build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
+kubernetes: kube-tools kube-oracle build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
 	@.ci/deps kubernetes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 15m -v ./integration/kube/cluster ./integration/kube/credentials
+	$(GO) test -count=1 -timeout 15m -v ./control/policy -run '^TestKubernetesPolicies$$' -rapid.checks=2000 -cyclonus=$(KUBE)/cyclonus
 
 # What it passed with, for make test, as of test-package.
 KUBERNETES_RECORD ?= .ci/kubernetes-passed
@@ -382,6 +383,16 @@ $(KUBE)/coredns: $(wildcard .ci/coredns/*)
 	@echo "kube-tools: building $(notdir $@)"
 	@mkdir -p $(KUBE)
 	@cd .ci/coredns && $(GO) build -ldflags '-s -w' -o $@ .
+
+.PHONY: kube-oracle
+kube-oracle: $(KUBE)/cyclonus
+
+# Another program's reading of NetworkPolicy, beside which routerd's is put. Of its own module file: it wants an older
+# Kubernetes.
+$(KUBE)/cyclonus: $(wildcard .ci/cyclonus/*)
+	@echo "kube-tools: building $(notdir $@)"
+	@mkdir -p $(KUBE)
+	@cd .ci/cyclonus && $(GO) build -ldflags '-s -w' -o $@ .
 
 # Module files of their own: they want other versions of what the tools above share.
 $(TOOLS)/nfpm: .ci/nfpm.mod .ci/nfpm.sum

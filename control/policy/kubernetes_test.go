@@ -472,46 +472,57 @@ func TestKubernetesPolicies(t *testing.T) {
 		step(t, c, mirror)
 		c.Update(store.Batch{Events: events((&kubernetes{nodes: k.nodes}).objects(t))})
 		step(t, c, mirror)
-		for _, family := range []int{4, 6} {
-			addr := func(i int) netip.Addr {
-				if i >= 5 {
-					return netip.MustParseAddr(map[int]string{4: "192.0.2.", 6: "2001:db8:2::"}[family] + fmt.Sprint(i-4))
-				}
-				if i == 0 {
-					return map[int]netip.Addr{4: netip.MustParseAddr("203.0.113.7"), 6: netip.MustParseAddr("2001:db8::7")}[family]
-				}
-				return netip.MustParseAddr(map[int]string{4: "10.0.0.", 6: "fd00::"}[family] + fmt.Sprint(i))
+		k.flows(t, []uint8{6, 17, 132, 1}, func(f filter.Flow) {
+			got := mirror.Judge(f)
+			if want := k.allowed(f.Packet); got.Allowed != want {
+				t.Fatalf("%+v: allowed is %v, the specification says %v; %+v\n%s", f, got.Allowed, want, got.Steps, k)
 			}
-			iface := func(i int) string {
-				if i == 0 || i >= 5 || k.pods[i-1].Spec.NodeName != thisNode {
-					return "eth0"
-				}
-				return convert.InterfaceName(k.pods[i-1].Namespace, k.pods[i-1].Name)
+		})
+	})
+	if *cyclonus != "" {
+		byAnother(t, *cyclonus)
+	}
+}
+
+// flows calls f with connections between pods, and between them, Nodes and an address outside, that
+// this host judges, in both families.
+func (k *kubernetes) flows(t *rapid.T, protocols []uint8, f func(filter.Flow)) {
+	for _, family := range []int{4, 6} {
+		addr := func(i int) netip.Addr {
+			if i >= 5 {
+				return netip.MustParseAddr(map[int]string{4: "192.0.2.", 6: "2001:db8:2::"}[family] + fmt.Sprint(i-4))
 			}
-			for src := range 5 {
-				for dst := range 7 {
-					if src == dst || iface(src) == "eth0" && iface(dst) == "eth0" {
-						continue
+			if i == 0 {
+				return map[int]netip.Addr{4: netip.MustParseAddr("203.0.113.7"), 6: netip.MustParseAddr("2001:db8::7")}[family]
+			}
+			return netip.MustParseAddr(map[int]string{4: "10.0.0.", 6: "fd00::"}[family] + fmt.Sprint(i))
+		}
+		iface := func(i int) string {
+			if i == 0 || i >= 5 || k.pods[i-1].Spec.NodeName != thisNode {
+				return "eth0"
+			}
+			return convert.InterfaceName(k.pods[i-1].Namespace, k.pods[i-1].Name)
+		}
+		for src := range 5 {
+			for dst := range 7 {
+				if src == dst || iface(src) == "eth0" && iface(dst) == "eth0" {
+					continue
+				}
+				for _, protocol := range protocols {
+					p := filter.Packet{Src: addr(src), Dst: addr(dst), Protocol: protocol}
+					switch {
+					case protocol != 1:
+						p.SrcPort, p.DstPort = 40000, pick(t, "port", uint16(80), 81, 82)
+					case family == 6:
+						p.Protocol, p.ICMPType = 58, 128
+					default:
+						p.ICMPType = 8
 					}
-					for _, protocol := range []uint8{6, 17, 132, 1} {
-						p := filter.Packet{Src: addr(src), Dst: addr(dst), Protocol: protocol}
-						switch {
-						case protocol != 1:
-							p.SrcPort, p.DstPort = 40000, pick(t, "port", uint16(80), 81, 82)
-						case family == 6:
-							p.Protocol, p.ICMPType = 58, 128
-						default:
-							p.ICMPType = 8
-						}
-						got := mirror.Judge(filter.Flow{In: iface(src), Out: iface(dst), Packet: p})
-						if want := k.allowed(p); got.Allowed != want {
-							t.Fatalf("%d to %d, %+v: allowed is %v, the specification says %v; %+v\n%s", src, dst, p, got.Allowed, want, got.Steps, k)
-						}
-					}
+					f(filter.Flow{In: iface(src), Out: iface(dst), Packet: p})
 				}
 			}
 		}
-	})
+	}
 }
 
 // String writes a cluster down for who has to look into a difference.
