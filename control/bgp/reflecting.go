@@ -19,7 +19,7 @@ const (
 	missTime = 15 * time.Second
 
 	// turnTime is how long each node waits for the one before it to take the place of a reflector that is
-	// gone, where nobody says which of them is there.
+	// gone, where no source says which of them is there.
 	turnTime = 5 * time.Second
 )
 
@@ -29,7 +29,7 @@ type reflecting struct {
 	missed  map[string]time.Time // since when they are not, of reflectors whose routes it had
 	serves  map[string]time.Time // since when a reflector is seen to be one, and that it does; this host, since when it is
 	unasked time.Time            // since when there are to be none; zero: they are asked for
-	lacking time.Time            // since when it sees too few reflectors, and nobody says who is there; zero: it does not
+	lacking time.Time            // since when it sees too few reflectors, and no source says which nodes are there; zero: it does not
 }
 
 // inSync returns the addresses of peers that have advertised all they have in the session that is up.
@@ -97,7 +97,7 @@ func (r *reflecting) says(v *View, self string, alive Alive, now time.Time) stor
 	return out
 }
 
-// sight completes who is there by what this host sees, where nobody says it of any node that is willing: a
+// sight completes which nodes are there by what this host sees, where no source says it of any willing node: a
 // reflector with which it has had no session for a while is gone for it, and when its turn comes by name it takes
 // the place. That may be too many for a while; it leaves no node without routes, and when they see each other
 // the first by name stay.
