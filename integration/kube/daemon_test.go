@@ -195,13 +195,13 @@ func TestHosts(t *testing.T) {
 	await.Until(t, "the plugin is in place again", there)
 
 	// A start goes on from what is on disk, and asks for the whole state of nothing.
-	c.stop()
+	c.stop("node1")
 	asked, _, _ := c.asked(nil)
 	if err := c.Restart(t.Context(), "node1"); err != nil {
 		t.Fatal(err)
 	}
 	available("the network is available after the restart")
-	c.stop()
+	c.stop("node1")
 	if _, _, whole := c.asked(asked); len(whole) > 0 {
 		t.Errorf("it asked for %v", whole)
 	}

@@ -277,8 +277,8 @@ func (c *cluster) asked(before map[string]int) (all map[string]int, since, whole
 	return all, since, whole
 }
 
-// stop ends all daemons, so that what they watched is in the audit log.
-func (c *cluster) stop() {
+// stop ends the daemons of hosts, so that what they watched is in the audit log.
+func (c *cluster) stop(hosts ...string) {
 	c.t.Helper()
 	ended := func() (n int) {
 		audit, err := server.Audit()
@@ -294,7 +294,7 @@ func (c *cluster) stop() {
 	}
 	last, since := ended(), time.Now()
 	before := last
-	for _, host := range c.Hosts() {
+	for _, host := range hosts {
 		if err := c.Kill(c.t.Context(), host, unix.SIGTERM); err != nil {
 			c.t.Fatal(err)
 		}
@@ -342,7 +342,7 @@ spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {}}]}]}
 	c.routes(m.nodes)
 	l.end()
 
-	c.stop()
+	c.stop(c.Hosts()...)
 	asked, until, _ := c.asked(nil)
 	t.Logf("%d daemons asked until then for %s", manyDaemons, strings.Join(until, ", "))
 	start := func(what string) (whole []string) {
@@ -361,7 +361,7 @@ spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {}}]}]}
 		t.Logf("all are ready after %v", time.Since(l.begin))
 		c.routes(m.nodes)
 		l.end()
-		c.stop()
+		c.stop(c.Hosts()...)
 		var since []string
 		asked, since, whole = c.asked(asked)
 		t.Logf("they asked for %s", strings.Join(since, ", "))

@@ -128,7 +128,7 @@ func TestWatchesLittle(t *testing.T) {
 	c.reach("whom it does not", "node1", "node2/other", false)
 	follows("a rule selects pods", "node2", both("node2"))
 
-	c.stop()
+	c.stop(c.Hosts()...)
 	asked := podRequests(t)
 	if got := less(asked, began); got["watch all"]+got["watch all whole"] > 0 {
 		t.Errorf("all pods were watched: %v", got)
@@ -147,7 +147,7 @@ func TestWatchesLittle(t *testing.T) {
 	c.run("node2/client2")
 	c.reach("a pod that the policy denies, after a restart", "node2/client2", "node1/web", true)
 	c.reach("a pod that it allows, after a restart", "node2/client", "node1/web", false)
-	c.stop()
+	c.stop(c.Hosts()...)
 	got := less(podRequests(t), asked)
 	t.Logf("after the restart pods were asked for: %v", got)
 	for what := range got {
