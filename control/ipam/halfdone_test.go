@@ -116,10 +116,11 @@ func TestGiveUpBlocks(t *testing.T) {
 	if _, err := h.ReleaseHandle(await.Context(t), "stays"); err != nil {
 		t.Fatal(err)
 	}
-	released, err := h.Tidy(await.Context(t))
-	if err != nil || len(released) != 1 {
-		t.Errorf("tidy: %v, %v", released, err)
+	// The host gives it back by itself, or Tidy does if it comes first.
+	if _, err := h.Tidy(await.Context(t)); err != nil {
+		t.Fatal(err)
 	}
+	settle(t, h, "the last block given up", func(s *state) bool { return len(s.own) == 0 })
 	mustDiff(t, "store", map[string]string{}, raw(t, w.st))
 }
 
