@@ -115,7 +115,7 @@ func (s spec) why() string {
 
 // TestNetpol runs the cases of NetworkPolicy.
 func TestNetpol(t *testing.T) {
-	const part = `\[sig-network\] Netpol .*(default-deny-all|based on PodSelector and NamespaceSelector|allow egress access on one named port|enforce updated policy|enforce except clause|deny ingress access to updated pod)`
+	const part = `\[sig-network\] Netpol NetworkPolicy between server and client .*(default-deny-all|based on PodSelector and NamespaceSelector|allow egress access on one named port|enforce updated policy|enforce except clause|deny ingress access to updated pod)`
 	e2e(t, world.Up(t), `\[sig-network\] Netpol`, part, []excluded{
 		{`Feature:SCTPConnectivity`, "the kernel has no SCTP"},
 	})
