@@ -32,7 +32,7 @@ func (s *Speaker) archive(ss *session, c *Config) {
 		if was {
 			ended := *ss
 			ended.peer = p // which says what the link lacks
-			s.logState(&ended)
+			s.logState(&ended, s.count())
 		}
 		return
 	}

@@ -33,7 +33,7 @@ func TestPast(t *testing.T) {
 	} {
 		var told []string
 		s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.DiscardHandler), OnState: func(_ Peer, state, info string) { told = append(told, state+" "+info) }})
-		ss := newSession(up, 64512, time.Now())
+		ss := newSession(up, 64512, time.Now(), drops{})
 		ss.up = true
 		ss.tally.rose()
 		cfg := Config{Peers: c.next}

@@ -24,9 +24,9 @@ type drops struct {
 	far        uint64 // TCPMinTTLDrop: the TTL was less than TTL security wants
 }
 
-// readDrops reads the counters; none can be told from zero.
-func readDrops(file string) drops {
-	b, err := os.ReadFile(file)
+// readDrops reads the counters; those that cannot be read are zero.
+func readDrops() drops {
+	b, err := os.ReadFile(procNetstat)
 	if err != nil {
 		return drops{}
 	}

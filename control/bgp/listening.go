@@ -334,9 +334,10 @@ func (s *Speaker) callers() (out map[netip.Addr]callerSession, speaks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out = map[netip.Addr]callerSession{}
+	counted := s.count()
 	for _, ss := range s.sessions {
 		if ss.peer.Range.IsValid() {
-			_, info := ss.info(s.listenErr)
+			_, info := ss.info(s.listenErr, counted)
 			out[ss.peer.Addr] = callerSession{ss.up, ss.tally.established > 0, info, ss.peer.RestartTime + ss.peer.StaleTime}
 		}
 	}

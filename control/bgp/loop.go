@@ -24,15 +24,16 @@ func (s *Speaker) loop() {
 func (s *Speaker) handle(events []event, now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	counted := s.count()
 	for _, e := range events {
 		if e.from == s.engine {
-			s.event(e)
+			s.event(e, counted)
 		}
 	}
 	return s.checkSync(now)
 }
 
-func (s *Speaker) event(e event) {
+func (s *Speaker) event(e event, counted func() drops) {
 	switch e.kind {
 	case eventChosen:
 		for _, c := range e.chosen {
@@ -49,14 +50,14 @@ func (s *Speaker) event(e event) {
 		return // what was still to be said of a session that is no more, or was configured anew
 	}
 	up := ss.up
-	ss.apply(e)
+	ss.apply(e, counted)
 	if up != ss.up {
-		s.logState(ss)
+		s.logState(ss, counted)
 	}
 }
 
-func (s *Speaker) logState(ss *session) {
-	state, info := ss.info(s.listenErr)
+func (s *Speaker) logState(ss *session, counted func() drops) {
+	state, info := ss.info(s.listenErr, counted)
 	s.log.Info("bgp session changed", "peer", ss.peer.Name, "address", ss.peer.Addr, "state", state, "info", info)
 	if s.opts.OnState != nil {
 		s.opts.OnState(ss.peer, state, info)

@@ -19,23 +19,23 @@ func TestEventsOfTheSessionBefore(t *testing.T) {
 	s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	peer := Peer{Name: "tor", Addr: netip.MustParseAddr("10.1.0.1"), Port: 179, ASN: 64999}
 	anew := time.Now()
-	ss := newSession(peer, 64512, anew)
+	ss := newSession(peer, 64512, anew, drops{})
 	s.sessions[peer.id()] = ss
 	tell := func(after time.Duration, k eventKind, n fsm.Notification) {
-		s.event(event{kind: k, peer: peer.id(), time: anew.Add(after), reason: fsm.Reason{Cause: fsm.Received, Notification: n}})
+		s.event(event{kind: k, peer: peer.id(), time: anew.Add(after), reason: fsm.Reason{Cause: fsm.Received, Notification: n}}, noDrops)
 	}
 	deconfigured, shutdown := fsm.Cease(fsm.CeaseDeconfigured, ""), fsm.Cease(fsm.CeaseShutdown, "")
 
 	tell(-3*time.Millisecond, eventUp, fsm.Notification{})
 	tell(-2*time.Millisecond, eventDown, deconfigured)
 	tell(-time.Millisecond, eventFail, deconfigured)
-	if _, info := ss.info(nil); info != "connecting" || log.Len() > 0 || ss.tally.established != 0 || ss.tally.resets != nil {
+	if _, info := ss.info(nil, noDrops); info != "connecting" || log.Len() > 0 || ss.tally.established != 0 || ss.tally.resets != nil {
 		t.Errorf("of the session before: %q, %+v, log %q", info, ss.tally, &log)
 	}
 
 	tell(0, eventUp, fsm.Notification{})
 	tell(time.Millisecond, eventDown, shutdown)
-	_, info := ss.info(nil)
+	_, info := ss.info(nil, noDrops)
 	if want := "connecting; the last session ended: notification received: cease, administrative shutdown"; info != want {
 		t.Errorf("of the session: %q, want %q", info, want)
 	}

@@ -94,8 +94,8 @@ type session struct {
 	limited time.Time // since when it is cut off for too many prefixes; zero: it is not
 }
 
-func newSession(p Peer, asn uint32, now time.Time) *session {
-	return &session{peer: p, asn: p.localASN(asn), began: now, since: now, drops: readDrops(procNetstat)}
+func newSession(p Peer, asn uint32, now time.Time, d drops) *session {
+	return &session{peer: p, asn: p.localASN(asn), began: now, since: now, drops: d}
 }
 
 // allow gives a new session the time that the timers of both sides imply. A peer that has not noticed the end of the session that
@@ -119,13 +119,13 @@ func (s *session) overdue(r fsm.Reason) {
 // suspicion says that the passwords or the distance are suspected: since the
 // session began to be tried, the kernel has dropped segments for them. Its
 // counters are those of the whole host, so another session may be the cause.
-func (s *session) suspicion() string {
-	d := readDrops(procNetstat).since(s.drops)
+func (s *session) suspicion(now drops) string {
+	d := now.since(s.drops)
 	return cmp.Or(d.suspicion(s.peer), d.farther(s.peer.TTLSecurity))
 }
 
-// apply notes what happened on the session.
-func (s *session) apply(e event) {
+// apply notes what happened on the session, with the kernel's counters then.
+func (s *session) apply(e event, now func() drops) {
 	const kept = "; the peer's routes are kept while it restarts"
 	switch e.kind {
 	case eventResumed:
@@ -136,7 +136,7 @@ func (s *session) apply(e event) {
 		s.tally.rose()
 		s.last, s.ended, s.objection, s.objected, s.limited = "", "", "", time.Time{}, time.Time{}
 	case eventDown:
-		s.up, s.since, s.drops = false, e.time, readDrops(procNetstat)
+		s.up, s.since, s.drops = false, e.time, now()
 		s.last, s.ended = "", s.endText(e.reason)
 		if e.kept {
 			s.ended += kept
@@ -239,8 +239,8 @@ func (s *session) endOfRIB(families []wire.Family) {
 	s.eor = s.eor || len(s.due) == 0
 }
 
-// info says in one line how the session is, or why it is not up.
-func (s *session) info(listening error) (state, info string) {
+// info says in one line how the session is, or why it is not up, by the kernel's counters.
+func (s *session) info(listening error, now func() drops) (state, info string) {
 	switch {
 	case !s.peer.wanted():
 		return StateDown, s.peer.Problem
@@ -266,7 +266,7 @@ func (s *session) info(listening error) (state, info string) {
 	default:
 		parts = append(parts, "connecting")
 	}
-	if hint := s.suspicion(); hint != "" {
+	if hint := s.suspicion(now()); hint != "" {
 		parts = append(parts, hint)
 	}
 	if s.ended != "" {

@@ -75,11 +75,11 @@ func TestInfo(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			s := newSession(tt.peer, 64512, time.Time{})
+			s := newSession(tt.peer, 64512, time.Time{}, drops{})
 			for _, e := range tt.events {
-				s.apply(e)
+				s.apply(e, noDrops)
 			}
-			state, info := s.info(tt.listen)
+			state, info := s.info(tt.listen, noDrops)
 			if diff := cmp.Diff(tt.want, state+": "+info); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -115,10 +115,10 @@ func TestDue(t *testing.T) {
 		{"wrong AS", 90 * time.Second, true, []event{fail(fsm.Reason{Cause: fsm.Sent, Notification: fsm.Notification{Code: fsm.CodeOpen, Subcode: fsm.OpenPeerAS}})}, never},
 		{"it was up", 90 * time.Second, true, []event{{kind: eventUp}, {kind: eventDown, reason: fsm.Reason{Cause: fsm.Lost}}}, never},
 	} {
-		s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1"), HoldTime: tt.hold}, 64512, start)
+		s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1"), HoldTime: tt.hold}, 64512, start, drops{})
 		s.allow(tt.resumed, start)
 		for _, e := range tt.events {
-			s.apply(e)
+			s.apply(e, noDrops)
 		}
 		want := start.Add(tt.want)
 		if tt.want == never {
@@ -133,7 +133,7 @@ func TestDue(t *testing.T) {
 // TestResets counts the ends of a session by reason.
 func TestResets(t *testing.T) {
 	t.Parallel()
-	s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1")}, 64512, time.Time{})
+	s := newSession(Peer{Addr: netip.MustParseAddr("10.1.0.1")}, 64512, time.Time{}, drops{})
 	note := func(cause fsm.Cause, code, sub uint8) fsm.Reason {
 		return fsm.Reason{Cause: cause, Notification: fsm.Notification{Code: code, Subcode: sub}}
 	}
@@ -155,7 +155,7 @@ func TestResets(t *testing.T) {
 	} {
 		before := s.counters()
 		for _, e := range []event{{kind: eventUp}, {kind: eventDown, reason: tt.reason}} {
-			s.apply(e)
+			s.apply(e, noDrops)
 		}
 		c := s.counters()
 		if c.LastReset != tt.want || c.Resets[tt.want] != before.Resets[tt.want]+1 || c.Established != before.Established+1 || c.FSMState != 1 {

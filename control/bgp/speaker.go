@@ -54,8 +54,11 @@ type Speaker struct {
 	rib  *rib
 	q    *queue
 	done chan struct{}
-	wg   sync.WaitGroup // the loop
-	run  sync.Once      // starts it
+
+	readDrops func() drops // the kernel's counters; see [Speaker.count]
+
+	wg  sync.WaitGroup // the loop
+	run sync.Once      // starts it
 
 	apply sync.Mutex            // held while the backend is being changed; guards late
 	late  map[netip.Prefix]bool // whether what [Speaker.update] changed since cfg is announced
@@ -78,10 +81,14 @@ type Speaker struct {
 func NewSpeaker(opts SpeakerOptions) *Speaker {
 	return &Speaker{
 		opts: opts, log: opts.Log,
-		rib: newRIB(), q: newQueue(), done: make(chan struct{}),
+		rib: newRIB(), q: newQueue(), done: make(chan struct{}), readDrops: readDrops,
 		sessions: map[netip.Addr]*session{}, since: map[string]time.Time{}, archived: map[string]archivedCounters{},
 	}
 }
+
+// count returns the kernel's counters as they are when the result is called first: one look
+// serves all sessions, for the kernel writes hundreds of counters each time.
+func (s *Speaker) count() func() drops { return sync.OnceValue(s.readDrops) }
 
 // Next waits until best paths have changed and returns all changes since the
 // last call, coalesced by prefix. What happens while the caller is busy with
@@ -345,6 +352,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, settli
 	s.mu.Lock()
 	s.forget(c)
 	s.mu.Unlock()
+	counted := s.count()
 	for _, p := range c.Peers {
 		s.mu.Lock()
 		_, have := s.sessions[p.id()]
@@ -352,7 +360,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, settli
 			s.mu.Unlock()
 			continue
 		}
-		ss := newSession(p, c.ASN, time.Now())
+		ss := newSession(p, c.ASN, time.Now(), counted())
 		ss.allow(settling, ss.since)
 		ss.tally = s.tallyOf(p)
 		s.sessions[p.id()] = ss
@@ -422,18 +430,19 @@ func (s *Speaker) states() (*backend, []PeerStatus) {
 func (s *Speaker) sessionStates() []PeerStatus {
 	cfg, listenErr := s.cfg, s.listenErr
 	out := make([]PeerStatus, 0, len(cfg.Peers))
+	counted := s.count()
 	for _, p := range cfg.Peers {
 		ss, ok := s.sessions[p.id()]
 		if !ok || !p.runs() {
-			ss = newSession(p, cfg.ASN, s.since[p.key()])
+			ss = newSession(p, cfg.ASN, s.since[p.key()], counted())
 			if p.wanted() {
 				ss.allow(false, ss.since) // its link is yet to be known
 			}
 			ss.tally = s.tallyOf(p)
 		}
 		st := PeerStatus{Name: p.Name, Type: p.Type, Addr: p.Addr, ID: p.id(), Interface: p.Interface, Found: p.Found, Range: p.Range, Limit: p.Limit, Port: p.Port, ASN: p.ASN, Since: ss.since, MaxPrefixes: p.MaxPrefixes, runs: ok && p.runs(), bfd: p.BFD != store.BFD{}, unread: p.Unread}
-		st.State, st.Info = ss.info(listenErr)
-		if !ss.until.IsZero() && listenErr == nil && ss.suspicion() == "" {
+		st.State, st.Info = ss.info(listenErr, counted)
+		if !ss.until.IsZero() && listenErr == nil && ss.suspicion(counted()) == "" {
 			st.Due = ss.until
 		}
 		st.Counters = ss.counters()
