@@ -24,6 +24,24 @@ func (u Underlay) Same(o Underlay) bool {
 		slices.Equal(u.Routes, o.Routes) && slices.Equal(u.Dropping, o.Dropping)
 }
 
+// OtherPods returns the addresses in some ranges, which this host has for its pods, by which
+// another network of pods is on the host: of bridges, behind which are pods that another
+// plugin attached, and single ones, as flannel's tunnel has.
+func (u Underlay) OtherPods(ranges []netip.Prefix) []UnderlayAddress {
+	var out []UnderlayAddress
+	for _, a := range u.Addresses {
+		inside := slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() <= a.Prefix.Bits() && r.Contains(a.Prefix.Addr()) })
+		if inside && (a.Prefix.IsSingleIP() || u.isBridge(a.Link)) {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+func (u Underlay) isBridge(name string) bool {
+	return slices.ContainsFunc(u.Links, func(l UnderlayLink) bool { return l.Name == name && l.Type == "bridge" })
+}
+
 // UnderlayLink is a network device.
 type UnderlayLink struct {
 	Index    int

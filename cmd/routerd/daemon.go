@@ -31,6 +31,7 @@ import (
 	"github.com/routerd/routerd/control/foreign"
 	"github.com/routerd/routerd/control/health"
 	"github.com/routerd/routerd/control/heap"
+	"github.com/routerd/routerd/control/hostlocal"
 	"github.com/routerd/routerd/control/hostlock"
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/control/journal"
@@ -107,6 +108,7 @@ type router struct {
 	bgpKey     *bgp.ClusterKey
 	wire       *workload.Wire
 	attach     *attach.Attacher
+	occupied   *occupied // nil: addresses are not those of the Node's pod CIDRs
 	// restored is closed when the workloads of the previous run are taken over.
 	restored chan struct{}
 	// journal is what this host has promised and must know after the loss of power.
@@ -239,8 +241,13 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		// older line.
 		d.doubtReserve()
 	}
+	if c.IPAM.UsePodCIDR {
+		d.occupied = &occupied{store: hostlocal.Store(c.IPAM.HostLocalDir), ipam: d.ipam, log: log.With("component", "ipam")}
+		d.occupied.read() // before the first address is given
+	}
 	d.node = node.New(node.Config{
-		Name: name, Store: d.db, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
+		UsePodCIDR: c.IPAM.UsePodCIDR,
+		Name:       name, Store: d.db, Tunnels: tunnelIPAM{d.ipam}, AwaitIPAM: d.follow.ipam.Wait, Log: log.With("component", "node"),
 		Methods: addressMethods(c), DefaultPools: defaultPools(c), Conditions: func() []metav1.Condition { return d.operator.Conditions() }, // it is made last
 	})
 	var sign func(bgp.Keyring)
@@ -295,6 +302,9 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	if d.mirrors() {
 		ac.Pods = d.api
 	}
+	if d.occupied != nil {
+		ac.ReleaseOther = d.occupied.store.Release
+	}
 	if d.attach, err = attach.New(ac); err != nil {
 		return d, err
 	}
@@ -313,6 +323,9 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Foreign: foreign.NewRoutes(d.kernel.Status, log), Policy: d.policyServer(), Probes: d.probe, TunnelKind: tunnelKind, Snapshot: d.cluster.Snapshot, OthersKnown: func() bool { return d.cluster.Others().Complete },
 		DatastoreError: d.datastoreError, CertificateError: func() error { return d.certs.Problem(time.Now()) }, CertificateEnd: d.certs.Expiry, JournalError: func() error { return attach.JournalError(d.journal) }, PolicyError: d.policy.Err, PolicyWaiting: d.policy.Waiting,
 		MTUError: d.mtu.Err, Damage: d.journal.Damage, WorkloadMTU: d.mtu.Smallest,
+	}
+	if d.occupied != nil {
+		oc.OccupiedError = d.occupied.err
 	}
 	d.asking(&oc)
 	if d.api != nil {
@@ -411,6 +424,9 @@ func (d *router) run(stop context.Context) error {
 	part("ipam", func(ctx context.Context) error { return d.ipam.Run(ctx, d.follow.ipam) })
 	part("node", d.node.Run)
 	part("underlay", d.followUnderlay)
+	if d.occupied != nil {
+		part("addresses of other networks", d.occupied.run)
+	}
 	// What the previous run had may be in doubt when the name is held.
 	part("presence", after(d.restored, d.presence.Run))
 	// A part that has not seen the datastore's state neither writes, nor announces, nor sweeps.
@@ -542,6 +558,9 @@ func serve(ctx context.Context, lis net.Listener, opts []grpc.ServerOption, regi
 // decide by them.
 func (d *router) followUnderlay(ctx context.Context) error {
 	for u := range d.kernel.Underlay(ctx) {
+		if d.occupied != nil {
+			d.ipam.SetOccupied("the host", node.HostAddresses(u))
+		}
 		d.node.HandleUnderlay(u)
 		d.probe.HandleUnderlay(u)
 		d.policy.HandleUnderlay(u)

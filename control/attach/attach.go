@@ -107,6 +107,10 @@ type Config struct {
 	// UsePodCIDR says that addresses are those of the Node's pod CIDRs. Where they are
 	// not, who asks for such is refused.
 	UsePodCIDR bool
+	// ReleaseOther frees what another network's IPAM gave a container that was never
+	// attached here: the runtime asks for its end by the configuration that is now. It must
+	// do nothing where there is none. nil: it is not called.
+	ReleaseOther func(containerID string) error
 	// OwnWrites is shown what this host writes; nil: it is not called.
 	OwnWrites OwnWrites
 
@@ -135,6 +139,7 @@ type Config struct {
 type Attacher struct {
 	node         string
 	usePodCIDR   bool
+	releaseOther func(containerID string) error
 	unready      func() error
 	rules        func(ctx context.Context, device string, addrs []netip.Addr) error
 	rulesTimeout time.Duration
@@ -208,7 +213,7 @@ func assemble(cfg Config) *Attacher {
 	}
 	mtus := &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log}
 	return &Attacher{
-		node: cfg.Node, usePodCIDR: cfg.UsePodCIDR, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
+		node: cfg.Node, usePodCIDR: cfg.UsePodCIDR, releaseOther: cfg.ReleaseOther, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
 		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
 		pods:     newPods(cfg.podAPI(db), cfg.Node, db, log),
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
@@ -436,6 +441,11 @@ func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 		return err
 	}
 	defer l.unlock()
+	if !l.known && a.releaseOther != nil {
+		if err := a.releaseOther(req.ID.ContainerID); err != nil {
+			return err
+		}
+	}
 	if !l.known && req.AddressesOnly {
 		l.AddressesOnly, l.Device = true, ""
 	}

@@ -281,6 +281,9 @@ type IPAM struct {
 	// UsePodCIDR keeps this host's addresses within spec.podCIDRs of its Node, and
 	// has those of other Nodes routed to them.
 	UsePodCIDR bool `mapstructure:"usePodCIDR"`
+	// HostLocalDir is where the CNI plugin host-local keeps what it gave pods of
+	// another network on this host. With UsePodCIDR none of it is given again.
+	HostLocalDir string `mapstructure:"hostLocalDir"`
 }
 
 // Reserve bounds how many addresses of a pool and family the host holds ready,
@@ -331,7 +334,7 @@ func Default() Config {
 		BGP:       BGP{Enabled: true, SecretDir: "/etc/routerd/secrets", DrainOnStop: 30 * time.Second, Inject: Inject{Allow: []string{}, MaxRoutes: 1000}},
 		Policy:    Policy{Enabled: true, LogRate: 20},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second, SysctlDir: "/proc/sys"},
-		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute},
+		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute, HostLocalDir: "/var/lib/cni/networks"},
 		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
 }
@@ -438,7 +441,7 @@ func (c Config) Validate() error {
 	if c.NodeName != "" && !ValidNodeName(c.NodeName) {
 		bad("nodeName", c.NodeName, "want lower-case letters, digits, - and ., at most 253 characters")
 	}
-	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir, "dataplane.sysctlDir": c.Dataplane.SysctlDir} {
+	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir, "dataplane.sysctlDir": c.Dataplane.SysctlDir, "ipam.hostLocalDir": c.IPAM.HostLocalDir} {
 		if !filepath.IsAbs(dir) {
 			bad(key, dir, "want an absolute path")
 		}

@@ -117,6 +117,9 @@ func (st *addrStep) pick(d *draft, p *pool) (pk pick, held []Assignment, err err
 	if holder := d.s.reserve.claimedBy(st.addr, st.req.Handle); holder != "" && (bd.block.Block == nil || bd.block.Block.Attribute(o) == nil) {
 		return pick{}, nil, fmt.Errorf("%w: %s is in use by %s on this host, though the datastore has it as free", ErrTaken, st.addr, holder)
 	}
+	if by := d.s.occupier(st.addr); by != "" && !st.req.Again && (bd.block.Block == nil || !st.holds(bd.block.Block.Attribute(o))) {
+		return pick{}, nil, fmt.Errorf("%w: %s is in use on this host by %s", ErrTaken, st.addr, by)
+	}
 	if bd.block.Block == nil {
 		fresh := newBlock(cidr, d.s.node, d.now)
 		return pick{bd: bd, fresh: &fresh, ordinals: []int{o}}, nil, nil

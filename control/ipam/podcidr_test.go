@@ -178,3 +178,51 @@ func TestRangesOfPool(t *testing.T) {
 		}
 	}
 }
+
+// TestOccupied: what others than IPAM gave on this host is given to nobody, nor held
+// ready, until they let go of it; what a workload has is its own whoever says what.
+func TestOccupied(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("pods", "10.244.0.0/16", blockSize(29)))
+	h := w.podHost(ReserveConfig{Min: 2, Max: 4}, "a", "10.244.3.0/29")
+	own := assigned(t, h, 1, "net.own")[0]
+	var occupied []netip.Prefix
+	free := netip.Addr{}
+	for a := netip.MustParseAddr("10.244.3.0"); netip.MustParsePrefix("10.244.3.0/29").Contains(a); a = a.Next() {
+		if a != own && !free.IsValid() {
+			free = a
+			continue
+		}
+		occupied = append(occupied, netip.PrefixFrom(a, 32))
+	}
+	h.SetOccupied("host-local", occupied)
+	settle(t, h, "the reserve without what is occupied", func(s *state) bool {
+		for _, b := range s.own {
+			for _, o := range b.ready {
+				if addrAt(b.CIDR, o) != free {
+					return false
+				}
+			}
+		}
+		return true
+	})
+	if got := assigned(t, h, 1, "net.own2")[0]; got != free {
+		t.Errorf("was given %s, and %s alone is free", got, free)
+	}
+	if _, err := h.Assign(await.Context(t), v4("net.more")); !errors.Is(err, ErrExhausted) {
+		t.Errorf("more than there is: %v", err)
+	}
+	again := v4("net.own")
+	again.Idempotent = true
+	if got, err := h.AssignAddr(await.Context(t), own, again); err != nil || got.Addr != own {
+		t.Errorf("what it has already: %v, %v", got, err)
+	}
+	other := occupied[len(occupied)-1].Addr()
+	if _, err := h.AssignAddr(await.Context(t), other, v4("net.named")); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "by host-local") {
+		t.Errorf("one that is occupied: %v", err)
+	}
+	h.SetOccupied("host-local", nil)
+	if got, err := h.AssignAddr(await.Context(t), other, v4("net.named")); err != nil || got.Addr != other {
+		t.Errorf("one that was let go of: %v, %v", got, err)
+	}
+}

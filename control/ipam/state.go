@@ -55,7 +55,8 @@ type state struct {
 	usePodCIDR   bool
 	podCIDRs     []netip.Prefix // of this node
 	reservations map[string][]netip.Prefix
-	reserved     []netip.Prefix // all of them, and with usePodCIDR what of the pools is other nodes'
+	occupied     map[string][]netip.Prefix // see [Allocator.SetOccupied]
+	reserved     []netip.Prefix            // all of them, what is occupied, and with usePodCIDR what of the pools is other nodes'
 	config       store.IPAMConfig
 	configErr    error
 	registered   bool
@@ -79,6 +80,7 @@ func newState(node string) *state {
 		node:         node,
 		pools:        map[string]*pool{},
 		reservations: map[string][]netip.Prefix{},
+		occupied:     map[string][]netip.Prefix{},
 		config:       store.DefaultIPAMConfig(),
 		blocks:       map[netip.Prefix]*blockInfo{},
 		lengths:      map[length]int{},

@@ -103,6 +103,10 @@ type Config struct {
 	// revision. Nil: it always does.
 	AwaitIPAM func(ctx context.Context, rev store.Revision) error
 
+	// UsePodCIDR says that pods have addresses of what Kubernetes gave the Node, and of
+	// nothing else.
+	UsePodCIDR bool
+
 	// Conditions returns the node's present conditions. They are written when
 	// they change. Nil: none.
 	Conditions func() []metav1.Condition
@@ -142,6 +146,7 @@ type Agent struct {
 	pools    map[string]*cluster.Pool
 	hadPool  map[dataplane.Family]bool // there was one since the daemon started
 	self     *store.Node
+	podCIDRs []netip.Prefix                 // self's, where they count
 	internal []netip.Addr                   // what the kubelet says, where that is not in self; empty: nothing yet
 	encaps   store.NodeEncaps               // what self published, also after somebody deleted it
 	revision store.Revision                 // that the agent knows of
@@ -203,6 +208,9 @@ func (a *Agent) HandleStore(s cluster.Step) {
 				a.self, _ = ev.Object.Value.(*store.Node)
 				if n, ok := ev.Value.(*cluster.Node); ok {
 					a.encaps, a.status.Drain = n.Encaps.NodeEncaps, n.Drain
+					if a.cfg.UsePodCIDR && !slices.Equal(a.podCIDRs, n.PodCIDRs) {
+						a.podCIDRs, a.overlaps = n.PodCIDRs, nil
+					}
 				}
 			}
 			// Another one may be that which has our address.
@@ -376,7 +384,8 @@ func sooner(a, b time.Duration) time.Duration {
 func (a *Agent) ensurePools(ctx context.Context, u dataplane.Underlay, missing []DefaultPool) error {
 	var errs []error
 	for _, p := range missing {
-		made, err := EnsureDefaultPool(ctx, a.cfg.Store, p, Overlaps(u, p.CIDR)...)
+		overlaps := slices.DeleteFunc(Overlaps(u, p.CIDR, a.OwnPodCIDRs()), func(o Overlap) bool { return o.OtherPods })
+		made, err := EnsureDefaultPool(ctx, a.cfg.Store, p, overlaps...)
 		if err != nil {
 			errs = append(errs, err)
 		}

@@ -28,10 +28,10 @@ var (
 )
 
 // virtualLinks are devices of container runtimes, hypervisors and of routerd
-// itself: what first-found never takes. The list is Calico's, with podman's
-// and routerd's names added.
+// itself: what first-found never takes. The list is Calico's, with podman's,
+// kube-router's and routerd's names added.
 func virtualLinks() *regexp.Regexp {
-	return regexp.MustCompile(`^(docker.*|podman.*|cbr.*|dummy.*|virbr.*|lxcbr.*|veth.*|lo|cali.*|tunl.*|flannel.*|kube-ipvs.*|cni.*|vxlan\.calico.*|vxlan-v6\.calico|ip6tnl0|wireguard\.cali|wg-v6\.cali|nodelocaldns|br-.*)$`)
+	return regexp.MustCompile(`^(docker.*|podman.*|cbr.*|dummy.*|virbr.*|lxcbr.*|veth.*|lo|cali.*|tunl.*|flannel.*|kube-ipvs.*|kube-bridge|kube-dummy-if|cni.*|vxlan\.calico.*|vxlan-v6\.calico|ip6tnl0|wireguard\.cali|wg-v6\.cali|nodelocaldns|br-.*)$`)
 }
 
 // Virtual reports whether a device of that name is one of a container runtime, a hypervisor or

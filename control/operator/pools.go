@@ -23,7 +23,10 @@ func (s *Server) Overlaps(_ context.Context, cidrs []netip.Prefix) (*apiv1.Overl
 	}
 	out := &apiv1.OverlapsResponse{Node: s.cfg.Node}
 	for _, c := range cidrs {
-		for _, o := range node.Overlaps(u, c) {
+		for _, o := range node.Overlaps(u, c, s.cfg.Agent.OwnPodCIDRs()) {
+			if o.OtherPods {
+				continue // IPAM goes round it
+			}
 			out.Overlaps = append(out.Overlaps, &apiv1.Overlap{Cidr: c.String(), With: o.With})
 		}
 	}
@@ -33,8 +36,13 @@ func (s *Server) Overlaps(_ context.Context, cidrs []netip.Prefix) (*apiv1.Overl
 // UnusablePool says why workloads on this host get no addresses of a pool:
 // others on a network of the host have them already.
 func (s *Server) UnusablePool(pool string) string {
+	if s.cfg.OccupiedError != nil {
+		if err := s.cfg.OccupiedError(); err != nil {
+			return err.Error()
+		}
+	}
 	for _, o := range s.poolOverlaps(pool) {
-		if o.OnLink {
+		if o.OnLink && !o.OtherPods {
 			return fmt.Sprintf("it overlaps %s of this host; make a pool with a range apart from the hosts' networks and delete this one, or take the address away", o.With)
 		}
 	}
@@ -57,10 +65,19 @@ func (s *Server) notes(v view) []string {
 		}
 	}
 	for _, p := range v.pools {
+		routes := 0
 		for _, o := range s.poolOverlaps(p.Name) {
-			if !o.OnLink {
+			switch {
+			case o.OtherPods && o.OnLink:
+				out = append(out, fmt.Sprintf("%s is of the pod CIDR: pods that another network attached are reached by it until they are made anew, and rules do not judge what they send each other", o.With))
+			case o.OtherPods:
+				routes++
+			case !o.OnLink:
 				out = append(out, fmt.Sprintf("pool %s (%s) overlaps %s of this host: what is not in a block of the pool goes that way", p.Name, p.CIDR, o.With))
 			}
+		}
+		if routes > 0 {
+			out = append(out, fmt.Sprintf("pool %s (%s): another network's routes lead to %d parts of it, where nodes are that routerd does not serve", p.Name, p.CIDR, routes))
 		}
 	}
 	return out

@@ -76,6 +76,7 @@ type Config struct {
 	JournalError     func() error
 	PolicyError      func() error                 // policy is not enforced as the datastore has it
 	PolicyWaiting    func() error                 // workloads have no rules yet
+	OccupiedError    func() error                 // what other networks' pods have is not known; nil: it does not count
 	MTUError         func([]dataplane.Host) error // workloads are not at their MTU, or it cannot work
 	Damage           func() journal.Damage        // of the journal
 	WorkloadMTU      func() int                   // bytes; 0: not known yet
