@@ -52,7 +52,7 @@ func bringUp(t *testing.T, suffix string, top lab.Topology, podCIDRs ...string) 
 	install(t)
 	return bringUpWith(t, suffix, top, podCIDRs, func(file string) map[string]any {
 		return map[string]any{
-			"health":    map[string]any{"listen": metricsAddress},
+			"health":    map[string]any{"listen": metricsAddress, "profiles": *profiles != ""},
 			"ipam":      map[string]any{"usePodCIDR": len(podCIDRs) > 0},
 			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
 			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file, "apiGroup": convert.V3.APIVersion()}},

@@ -25,6 +25,8 @@ import (
 var (
 	manyNodes = flag.Int("nodes", 20, "how many Nodes beside its own TestManyNodes has")
 	manyPods  = flag.Int("pods", 5, "how many pods each of these has")
+	mesh      = flag.Bool("mesh", true, "whether the daemons have a BGP session with each Node of TestManyNodes, of which none but their own answers; beyond a hundred clusters have reflectors")
+	profiles  = flag.String("profiles", "", "a directory for the profiles of memory that TestManyNodes takes of node1's daemon")
 )
 
 // manyDaemons is how many of a cluster's nodes are real in TestManyNodes, and manyResident how
@@ -173,6 +175,7 @@ func (l *load) end() {
 	l.c.t.Helper()
 	l.c.rests()
 	api, daemon := usedBy(l.c.t, server.PID()), l.c.used("node1")
+	l.profile()
 	if daemon.resident > manyResident {
 		l.c.t.Errorf("%s: the daemon has %d KiB resident at rest, want at most %d", l.what, daemon.resident, manyResident)
 	}
@@ -186,6 +189,23 @@ func (l *load) end() {
 	}
 	slices.Sort(sent)
 	l.c.t.Logf("%s, %.0f s:\n  API server %v\n  daemon     %v\n  watches were sent %s", l.what, time.Since(l.begin).Seconds(), api, daemon, strings.Join(sent, ", "))
+}
+
+// profile keeps what the daemon's memory is used for, if it is asked for.
+func (l *load) profile() {
+	l.c.t.Helper()
+	if *profiles == "" {
+		return
+	}
+	for _, kind := range []string{"heap", "goroutine"} {
+		out, err := l.c.Output(l.c.t.Context(), "node1", "curl", "-sSf", "http://"+metricsAddress+"/debug/pprof/"+kind)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(*profiles, strings.ReplaceAll(l.what, " ", "-")+"."+kind), []byte(out), 0o600)
+		}
+		if err != nil {
+			l.c.t.Error(err)
+		}
+	}
 }
 
 // sent is how many bytes of events the server has sent to watches, by resource.
@@ -331,6 +351,9 @@ metadata: {name: many, namespace: default}
 spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {}}]}]}
 `, "apply", "--server-side", "-f", "-")
 	t.Cleanup(func() { kubectl(t, "delete", "networkpolicy/many") })
+	if !*mesh {
+		kubectlWith(t, "{apiVersion: projectcalico.org/v3, kind: BGPConfiguration, metadata: {name: default}, spec: {nodeToNodeMeshEnabled: false}}", "apply", "--server-side", "--force-conflicts", "-f", "-")
+	}
 	c.run("node1/web")
 	l := c.begin("alone", c.used("node1"))
 	l.end()
