@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"log/slog"
 	"net/netip"
 	"slices"
 
@@ -24,10 +25,21 @@ type groupKey struct {
 	longest     int
 }
 
+// groups is the update groups, and which peer is a member of which.
+type groups struct {
+	table  *table
+	agenda *agenda
+	policy func(Peer) Judge
+	log    *slog.Logger
+	list   []*updates // in the order in which they were made
+}
+
 // updates is an update group and how its paths are made.
 type updates struct {
 	*group.Group
 	groupKey
+	table    *table
+	log      *slog.Logger
 	of       Peer // one of its peers
 	external bool
 	judge    Judge // nil: all is advertised
@@ -44,10 +56,10 @@ type updates struct {
 	}
 }
 
-func (c *core) keyOf(p *peer) groupKey {
+func (p *peer) groupKey() groupKey {
 	s := p.session
 	k := groupKey{
-		export: p.config.ExportKey, as: p.config.AS, localAS: c.localAS(&p.config), local: p.local.WithZone(""), cluster: p.config.ClusterID,
+		export: p.config.ExportKey, as: p.config.AS, localAS: p.localAS, local: p.local.WithZone(""), cluster: p.config.ClusterID,
 		as4: s.AS4, extended: s.Wire.ExtendedNextHop, longest: s.LongestSent,
 	}
 	for f := range k.families {
@@ -57,31 +69,29 @@ func (c *core) keyOf(p *peer) groupKey {
 	return k
 }
 
-// updatesOf returns the group of a peer, which it makes if need be. One that is new is filled
+// of returns the group of a peer, which it makes if need be. One that is new is filled
 // in steps: members are sent nothing of it before it is complete.
-func (c *core) updatesOf(p *peer) *updates {
-	key := c.keyOf(p)
-	for _, u := range c.groups {
+func (g *groups) of(p *peer) *updates {
+	key := p.groupKey()
+	for _, u := range g.list {
 		if u.groupKey == key {
 			return u
 		}
 	}
 	u := &updates{
-		Group: group.New(c.sets, group.Options{Longest: key.longest}), groupKey: key, of: p.config,
-		external: p.external, judge: c.policy.Export(p.config), filling: true,
+		Group: group.New(g.table.sets, group.Options{Longest: key.longest}), groupKey: key, table: g.table, log: g.log, of: p.config,
+		external: p.external, judge: g.policy(p.config), filling: true,
 	}
-	c.groups = append(c.groups, u)
+	g.list = append(g.list, u)
 	// What changes meanwhile is exported as it changes. A prefix that is exported twice is
 	// the same twice.
 	var at rib.Cursor
-	c.fill(func(n int) bool {
-		return u.members == 0 || c.rib.Scan(&at, n, func(prefix wire.Prefix, all rib.Paths) { c.export(u, prefix, all) })
-	}, func() { c.filled(u) })
+	g.agenda.fill(func(n int) bool { return u.members == 0 || g.table.rib.Scan(&at, n, u.export) }, func() { g.filled(u) })
 	return u
 }
 
 // filled lets peers hear of a group that has all it is to advertise.
-func (c *core) filled(u *updates) {
+func (g *groups) filled(u *updates) {
 	u.filling = false
 	u.Flush()
 	u.Release()
@@ -89,115 +99,99 @@ func (c *core) filled(u *updates) {
 	u.arrivals = nil
 	for _, p := range arrivals {
 		if p.moving == u {
-			c.arrive(p)
+			g.arrive(p)
 		}
 	}
 }
 
-func (c *core) join(p *peer, wake func()) {
-	p.updates = c.updatesOf(p)
+// join makes a peer whose session is up a member of its group.
+func (g *groups) join(p *peer, o group.MemberOptions) {
+	p.updates = g.of(p)
 	p.updates.members++
-	o := c.memberOptions(p, wake)
-	o.Held = p.updates.filling
+	o.NoEOR, o.Demarcate, o.Held = !p.open.GracefulRestart, p.session.EnhancedRefresh, p.updates.filling
+	for f := range o.Families {
+		o.Families[f] = p.session.Wire.Family[f].Enabled
+	}
 	p.member = p.updates.Join(p.number, o)
 }
 
-func (c *core) leave(p *peer) {
-	c.stay(p)
+func (g *groups) leave(p *peer) {
+	g.stay(p)
 	if p.member != nil {
 		p.member.Leave()
 		p.member = nil
-		c.abandon(p.updates)
+		g.abandon(p.updates)
 		p.updates = nil
 	}
 }
 
 // abandon takes a member's group down with the last member.
-func (c *core) abandon(u *updates) {
+func (g *groups) abandon(u *updates) {
 	if u.members--; u.members > 0 {
 		return
 	}
 	u.Close()
-	u.forget(c.sets)
-	c.groups = slices.DeleteFunc(c.groups, func(o *updates) bool { return o == u })
+	u.forget()
+	g.list = slices.DeleteFunc(g.list, func(o *updates) bool { return o == u })
 }
 
-// regroup moves a peer to the group that its settings ask for.
-func (c *core) regroup(p *peer) {
-	u := c.updatesOf(p)
+// move moves a peer to the group that its settings ask for.
+func (g *groups) move(p *peer) {
+	u := g.of(p)
 	u.members++
-	c.stay(p)
+	g.stay(p)
 	p.moving = u
 	switch {
 	case u == p.updates:
-		c.stay(p)
+		g.stay(p)
 	case u.filling:
 		u.arrivals = append(u.arrivals, p)
 	default:
-		c.arrive(p)
+		g.arrive(p)
 	}
 }
 
 // stay has a peer not go over to another group, should it be about to.
-func (c *core) stay(p *peer) {
+func (g *groups) stay(p *peer) {
 	if u := p.moving; u != nil {
 		p.moving = nil
-		c.abandon(u)
+		g.abandon(u)
 	}
 }
 
 // arrive has a peer go over to the group that it is about to.
-func (c *core) arrive(p *peer) {
+func (g *groups) arrive(p *peer) {
 	old, u := p.updates, p.moving
 	p.member, p.updates, p.moving = u.Move(p.member), u, nil
-	c.abandon(old)
+	g.abandon(old)
 }
 
-// settle hands changes of the table on to the groups.
-func (c *core) settle() {
-	if c.halted {
-		return
-	}
-	for c.rib.Changes(forGroups, step, func(prefix wire.Prefix, chosen rib.Paths) {
-		for _, u := range c.groups {
-			c.export(u, prefix, chosen)
-		}
-		c.tap.chosen(c, prefix, chosen)
-	}) {
-	}
-	c.tap.flush(c)
-	for _, u := range c.groups {
-		u.Flush()
-	}
-}
-
-// export gives a group what it advertises of a prefix.
-func (c *core) export(u *updates, prefix wire.Prefix, paths rib.Paths) {
+// export has the group advertise what it does of a prefix.
+func (u *updates) export(prefix wire.Prefix, paths rib.Paths) {
 	prefix.ID = 0
 	best, ok := paths.Best()
 	if !ok {
 		u.Update(prefix, 0, group.None)
 		return
 	}
-	source := best.Peer
-	if source == c.local {
-		source = group.None
+	from, source := u.table.peers[best.Peer], best.Peer
+	if from == nil {
+		source = group.None // the path begins here
 	}
-	if !u.Update(prefix, c.advertised(u, prefix, best), source) && c.options.Log != nil {
-		c.options.Log.Warn("bgp path attributes leave no room in a message: the prefix is not advertised", "prefix", prefix.Netip())
+	if !u.Update(prefix, u.advertised(prefix, best, from), source) && u.log != nil {
+		u.log.Warn("bgp path attributes leave no room in a message: the prefix is not advertised", "prefix", prefix.Netip())
 	}
 }
 
-// advertised returns what a group is sent of a path, with a reference; 0: nothing.
-func (c *core) advertised(u *updates, prefix wire.Prefix, best rib.Path) attrs.Handle {
-	from := c.numbers[best.Peer] // nil: the path begins here
-	if !u.families[prefix.Family] || from != nil && !c.mayGo(u, prefix.Family, from, best.Set) {
+// advertised returns what the group is sent of a path of a peer, nil for an own one, with a reference; 0: nothing.
+func (u *updates) advertised(prefix wire.Prefix, best rib.Path, from *peer) attrs.Handle {
+	if !u.families[prefix.Family] || from != nil && !u.mayGo(prefix.Family, from, best.Set) {
 		return 0
 	}
 	var edit *attrs.Edit
 	if u.judge != nil {
-		c.path = c.pathOf(prefix, best)
-		v := u.judge(&c.path)
+		u.table.path = u.table.pathOf(prefix, best)
+		v := u.judge(&u.table.path)
 		if !v.Accept {
 			return 0
 		}
@@ -205,21 +199,21 @@ func (c *core) advertised(u *updates, prefix wire.Prefix, best rib.Path) attrs.H
 	}
 	m := &u.memo
 	if m.in != best.Set || m.edit != edit || m.family != prefix.Family || m.from != best.Peer {
-		out := c.make(u, prefix.Family, from, best.Set, edit)
-		u.forget(c.sets)
-		c.sets.Retain(best.Set)
+		out := u.make(prefix.Family, from, best.Set, edit)
+		u.forget()
+		u.table.sets.Retain(best.Set)
 		m.in, m.out, m.edit, m.family, m.from = best.Set, out, edit, prefix.Family, best.Peer
 	}
 	if m.out != 0 {
-		c.sets.Retain(m.out)
+		u.table.sets.Retain(m.out)
 	}
 	return m.out
 }
 
-func (u *updates) forget(sets *attrs.Table) {
+func (u *updates) forget() {
 	for _, h := range []attrs.Handle{u.memo.in, u.memo.out} {
 		if h != 0 {
-			sets.Release(h)
+			u.table.sets.Release(h)
 		}
 	}
 	u.memo.in, u.memo.out = 0, 0
@@ -227,8 +221,8 @@ func (u *updates) forget(sets *attrs.Table) {
 
 // mayGo reports whether BGP's own rules let a path of a peer go to a group (RFC 4271
 // section 9.2, RFC 1997, RFC 4456 section 6, RFC 9494 section 4.3).
-func (c *core) mayGo(u *updates, f wire.Family, from *peer, set attrs.Handle) bool {
-	v := c.sets.View(set)
+func (u *updates) mayGo(f wire.Family, from *peer, set attrs.Handle) bool {
+	v := u.table.sets.View(set)
 	switch {
 	case v.Flags&attrs.NoAdvertise != 0,
 		u.external && v.Flags&(attrs.NoExport|attrs.NoExportSubconfed) != 0,
@@ -241,8 +235,8 @@ func (c *core) mayGo(u *updates, f wire.Family, from *peer, set attrs.Handle) bo
 
 // make returns the attributes of a path as a group is sent it; 0: there is no next hop
 // for it.
-func (c *core) make(u *updates, f wire.Family, from *peer, set attrs.Handle, edit *attrs.Edit) attrs.Handle {
-	hop := c.nextHop(u, f, from, set, edit)
+func (u *updates) make(f wire.Family, from *peer, set attrs.Handle, edit *attrs.Edit) attrs.Handle {
+	hop := u.nextHop(f, from, set, edit)
 	if hop == nil {
 		return 0
 	}
@@ -260,13 +254,13 @@ func (c *core) make(u *updates, f wire.Family, from *peer, set attrs.Handle, edi
 	default:
 		change.LocalPref = true
 	}
-	return c.sets.Advertise(set, &change)
+	return u.table.sets.Advertise(set, &change)
 }
 
 // nextHop returns the next hop of a path as a group is sent it (RFC 4271 section
 // 5.1.3, RFC 8950); nil: there is none that the peers can use.
-func (c *core) nextHop(u *updates, f wire.Family, from *peer, set attrs.Handle, edit *attrs.Edit) []byte {
-	v := c.sets.View(set)
+func (u *updates) nextHop(f wire.Family, from *peer, set attrs.Handle, edit *attrs.Edit) []byte {
+	v := u.table.sets.View(set)
 	hop := v.NextHopAddr()
 	mode := attrs.NextHopAuto
 	if edit != nil {

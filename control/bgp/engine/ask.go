@@ -34,7 +34,7 @@ func (e *Engine) Changed() <-chan struct{} { return e.changed }
 func (e *Engine) Take(n int, event func(Event), change func(prefix wire.Prefix, chosen iter.Seq[*Path])) (more bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if more = e.core.take(n, event, func(p wire.Prefix, chosen func(func(*Path) bool)) { change(p, chosen) }); more {
+	if more = e.core.events.take(n, event, func(p wire.Prefix, chosen func(func(*Path) bool)) { change(p, chosen) }); more {
 		signal(e.changed)
 	}
 	return more
@@ -81,7 +81,12 @@ func (e *Engine) Unreachable(peer netip.Addr) error {
 	if err := e.Reset(peer, fsm.Cease(fsm.CeaseBFDDown, "")); err != nil {
 		return err
 	}
-	e.locked(func(c *core) { c.unreachable(c.peers[peer]) })
+	e.locked(func(c *core) {
+		if p := c.peers[peer]; p != nil {
+			c.kept.unreachable(p)
+			c.settle()
+		}
+	})
 	return nil
 }
 
@@ -128,7 +133,7 @@ func (e *Engine) Peers() []Status {
 	e.locked(func(c *core) {
 		for _, p := range c.ordered() {
 			if s := e.sessions[p.config.Addr]; s != nil {
-				out, sessions = append(out, c.status(p)), append(sessions, s)
+				out, sessions = append(out, c.table.status(p)), append(sessions, s)
 			}
 		}
 	})
@@ -144,7 +149,7 @@ func (e *Engine) Peer(addr netip.Addr) (Status, bool) {
 	var out Status
 	e.locked(func(c *core) {
 		if s = e.sessions[addr]; s != nil {
-			out = c.status(s.peer)
+			out = c.table.status(s.peer)
 		}
 	})
 	if s == nil {

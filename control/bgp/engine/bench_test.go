@@ -83,8 +83,8 @@ func (s *speaker) read(want int) error {
 	return nil
 }
 
-// table is a client's announcements: n prefixes with attributes of its own.
-func table(client, n int) []byte {
+// announcements is a client's announcements: n prefixes with attributes of its own.
+func announcements(client, n int) []byte {
 	var p wire.Packer
 	list := []byte{0x40, 1, 1, 0, 0x40, 2, 0, 0x40, 5, 4, 0, 0, 0, 100}
 	if p.Announce(wire.IPv4, []byte{192, 0, byte(client >> 8), byte(client)}, list) != nil {
@@ -166,7 +166,7 @@ func BenchmarkReflect(b *testing.B) {
 				var clients sync.WaitGroup
 				for i, s := range speakers {
 					clients.Go(func() {
-						if _, err := s.conn.Write(table(i, c.prefixes)); err != nil {
+						if _, err := s.conn.Write(announcements(i, c.prefixes)); err != nil {
 							b.Error(err)
 						}
 					})
@@ -197,7 +197,7 @@ func BenchmarkReflect(b *testing.B) {
 // BenchmarkReceive is 500,000 prefixes of one peer, until the engine's caller has them.
 func BenchmarkReceive(b *testing.B) {
 	const n = 500_000
-	messages := table(0, n)
+	messages := announcements(0, n)
 	for b.Loop() {
 		b.StopTimer()
 		e, err := New(Options{AS: 65000, RouterID: netip.MustParseAddr("10.0.0.1")})

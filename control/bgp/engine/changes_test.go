@@ -71,7 +71,7 @@ func (p *player) begin(at *session) {
 	// Without an ID: what it announced before it was configured anew goes in steps.
 	p.had = history.New(history.Peer{AS: p.config.AS, AS4: true, Ends: true, Session: s.Wire})
 	at.Up(s, &conn.Link{})
-	p.e.locked(func(c *core) { p.held = c.waiting.on })
+	p.e.locked(func(c *core) { p.held = c.starting.on })
 	var pack wire.Packer
 	if err := pack.Announce(wire.IPv4, []byte{192, 0, 2, byte(p.number)}, []byte{0x40, 1, 1, 0, 0x40, 2, 0, 0x40, 5, 4, 0, 0, 0, 100}); err != nil {
 		p.fail = err
@@ -196,7 +196,7 @@ func TestPeersChangeDuringRestart(t *testing.T) {
 			wg.Go(func() { players[all-1].play(all) })
 			await.True(t, "the end of the restart", func() bool {
 				over := false
-				e.locked(func(c *core) { over = !c.waiting.on && len(c.tasks)+len(c.fills) == 0 })
+				e.locked(func(c *core) { over = !c.starting.on && c.agenda.idle() })
 				return over && !slices.ContainsFunc(players, func(p *player) bool { return !p.done.Load() })
 			})
 			close(stop)

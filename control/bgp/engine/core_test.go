@@ -46,7 +46,7 @@ func hand(n int) (c *core, peers []*peer, now time.Time) {
 }
 
 func discard(c *core) {
-	for c.take(4096, func(Event) {}, func(wire.Prefix, func(func(*Path) bool)) {}) {
+	for c.events.take(4096, func(Event) {}, func(wire.Prefix, func(func(*Path) bool)) {}) {
 	}
 }
 
@@ -129,7 +129,7 @@ func TestMemory(t *testing.T) { // not parallel: it measures the heap
 	const n = 200_000
 	before := heapNow()
 	c, peers, _ := hand(10)
-	feed(t, c, peers[1], table(1, n), func() {
+	feed(t, c, peers[1], announcements(1, n), func() {
 		for _, p := range peers {
 			for len(p.member.Next(batchSize)) > 0 {
 			}
@@ -183,7 +183,7 @@ func TestFill(t *testing.T) {
 		}
 		return announced, withdrawn, ended
 	}
-	feed(t, c, peers[1], table(1, n), func() {})
+	feed(t, c, peers[1], announcements(1, n), func() {})
 	received(peers[2])
 	// Another AS has a group of its own.
 	config := peers[0].config
@@ -247,7 +247,7 @@ func TestRemovedAfterItsEnd(t *testing.T) {
 	t.Parallel()
 	for steps := range 4 { // of the work between the end and the removal
 		c, peers, _ := hand(3)
-		feed(t, c, peers[1], table(1, 3), func() {})
+		feed(t, c, peers[1], announcements(1, 3), func() {})
 		discard(c)
 		end := fsm.Cease(fsm.CeaseDeconfigured, "")
 		c.down(peers[1], peers[1].session, fsm.Reason{Cause: fsm.Received, Notification: end})
@@ -263,7 +263,7 @@ func TestRemovedAfterItsEnd(t *testing.T) {
 			events = append(events, fmt.Sprint(e.Kind, " ", e.Peer))
 			atEnd = changes
 		}
-		for c.take(4096, event, func(wire.Prefix, func(func(*Path) bool)) { changes++ }) {
+		for c.events.take(4096, event, func(wire.Prefix, func(func(*Path) bool)) { changes++ }) {
 		}
 		want := []string{fmt.Sprint(Down, " 10.1.0.1"), fmt.Sprint(Withdrawn, " 10.1.0.1")}
 		if !slices.Equal(events, want) || changes != 3 || atEnd != 3 {
@@ -280,7 +280,7 @@ func TestEndOfRIBOfItsSession(t *testing.T) {
 		c, peers, _ := hand(2)
 		p := peers[1]
 		session := *p.session
-		feed(t, c, p, table(1, 3), func() {})
+		feed(t, c, p, announcements(1, 3), func() {})
 		var pack wire.Packer
 		pack.EndOfRIB(wire.IPv4)
 		feed(t, c, p, pack.Bytes(), func() {})
@@ -291,7 +291,7 @@ func TestEndOfRIBOfItsSession(t *testing.T) {
 		for c.work() {
 		}
 		up := false
-		for c.take(1, func(e Event) {
+		for c.events.take(1, func(e Event) {
 			if up = up || e.Kind == Up && e.Session == &session; up && e.Kind == EndOfRIB {
 				t.Errorf("read late: %t: End-of-RIB is reported of the second session, which has not sent it", late)
 			}
@@ -326,7 +326,7 @@ func TestOwnClusters(t *testing.T) {
 				}
 				p.Add(wire.FromNetip(netip.MustParsePrefix("10.7.0.0/24")))
 				feed(t, c, peers[3], p.Bytes(), func() {})
-				if got := c.rib.Refused(peers[3].number, wire.IPv4) == 0; got != want[i] {
+				if got := c.table.rib.Refused(peers[3].number, wire.IPv4) == 0; got != want[i] {
 					t.Errorf("a path that was in cluster 10.0.0.%d is accepted: %t", id, got)
 				}
 			}
@@ -347,7 +347,7 @@ func FuzzReceive(f *testing.F) {
 	}
 	p.Add(wire.Prefix{Hi: 0x20010db8 << 32, Bits: 64, Family: wire.IPv6})
 	f.Add(p.Bytes()[wire.HeaderLen:], false)
-	f.Add(table(1, 3)[wire.HeaderLen:], false)
+	f.Add(announcements(1, 3)[wire.HeaderLen:], false)
 	p.Reset()
 	p.EndOfRIB(wire.IPv4)
 	f.Add(p.Bytes()[wire.HeaderLen:], false)
@@ -392,7 +392,7 @@ func FuzzReceive(f *testing.F) {
 		}
 		discard(c)
 		c.down(peers[0], peers[0].session, fsm.Reason{Cause: fsm.Lost})
-		c.at(now.Add(time.Hour))
+		c.table.at(now.Add(time.Hour))
 		c.tick()
 		for _, p := range peers {
 			c.removePeer(p)
@@ -400,7 +400,7 @@ func FuzzReceive(f *testing.F) {
 		for c.work() {
 		}
 		discard(c)
-		if n := c.sets.Len(); n != 0 {
+		if n := c.table.sets.Len(); n != 0 {
 			t.Errorf("%d sets are left", n)
 		}
 	})
@@ -482,7 +482,7 @@ func TestSaboteurs(t *testing.T) { // not parallel: it counts descriptors
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, x := range slices.Concat(wire.AppendMessage(msg, wire.Keepalive, nil), table(3, 2)) {
+		for _, x := range slices.Concat(wire.AppendMessage(msg, wire.Keepalive, nil), announcements(3, 2)) {
 			if _, err := bytewise.Write([]byte{x}); err != nil {
 				t.Fatal(err)
 			}

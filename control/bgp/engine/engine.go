@@ -64,7 +64,7 @@ func New(o Options) (*Engine, error) {
 		refusals: refusals{log: o.Log},
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
-	e.core.poke = func() { signal(e.kick) }
+	e.core.agenda.poke = func() { signal(e.kick) }
 	e.wg.Go(e.run)
 	return e, nil
 }
@@ -81,7 +81,7 @@ func signal(c chan struct{}) {
 func (e *Engine) locked(do func(c *core)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.core.at(time.Now())
+	e.core.table.at(time.Now())
 	e.inbox.Lock()
 	reports := e.inbox.list
 	e.inbox.list = nil
@@ -90,7 +90,7 @@ func (e *Engine) locked(do func(c *core)) {
 		report(e.core)
 	}
 	do(e.core)
-	if e.core.unread() {
+	if e.core.events.unread() {
 		signal(e.changed)
 	}
 }
@@ -111,11 +111,11 @@ func (e *Engine) run() {
 	for e.ctx.Err() == nil {
 		more, next, orders := false, time.Time{}, []order(nil)
 		e.locked(func(c *core) {
-			if at := c.next(); !at.IsZero() && !c.now.Before(at) {
+			if at := c.next(); !at.IsZero() && !c.table.now.Before(at) {
 				c.tick()
 			}
 			more = c.work()
-			orders, c.orders = c.orders, nil
+			orders, c.agenda.orders = c.agenda.orders, nil
 			next = c.next()
 		})
 		for _, o := range orders {
@@ -179,7 +179,7 @@ func (s *session) start() {
 	s.engine.locked(func(c *core) {
 		if s.resume = nil; !s.peer.removed {
 			s.peer.limited = false
-			c.tell(Event{Kind: Resumed, Peer: s.peer.config.Addr})
+			c.events.add(s.peer, Event{Kind: Resumed})
 		}
 	})
 	s.conn.Start() // of no consequence for one that is closed
@@ -383,10 +383,10 @@ func (e *Engine) add(p Peer) {
 // openOf is how sessions with a peer are opened. That routes were kept over a restart of this side holds after it too: a
 // peer may be configured, or be found on its link, later than the others.
 func (c *core) openOf(p *Peer) fsm.Config {
-	o := fsm.Open{AS: c.localAS(p), ID: c.id, HoldTime: p.HoldTime}
+	o := fsm.Open{AS: c.options.localAS(p), ID: c.inbound.id, HoldTime: p.HoldTime}
 	o.AS4, o.Refresh, o.EnhancedRefresh, o.ExtendedMessages, o.ExtendedNextHop = true, true, true, true, p.ExtendedNextHop
 	o.GracefulRestart, o.Notification, o.RestartTime = p.RestartTime > 0, p.RestartTime > 0, p.RestartTime
-	o.Restarting = c.waiting.on && o.GracefulRestart
+	o.Restarting = c.starting.on && o.GracefulRestart
 	kept := c.options.Restarting
 	for f := range o.Family {
 		of, my := &p.Families[f], &o.Family[f]
@@ -497,7 +497,7 @@ func (s *session) Down(session *fsm.Session, r fsm.Reason) {
 func (s *session) Fail(r fsm.Reason) {
 	s.engine.report(func(c *core) {
 		if !s.peer.removed {
-			c.tell(Event{Kind: Failed, Peer: s.peer.config.Addr, Reason: r})
+			c.events.add(s.peer, Event{Kind: Failed, Reason: r})
 		}
 	})
 }

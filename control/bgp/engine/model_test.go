@@ -213,7 +213,7 @@ func (m *model) end(p *modelPeer) {
 func (p *modelPeer) announced() { p.complete = p.complete || p.s != nil && (!p.gr || p.ended) }
 
 // idle reports whether all is judged and advertised.
-func (m *model) idle() bool { return len(m.c.fills)+len(m.c.tasks) == 0 }
+func (m *model) idle() bool { return m.c.agenda.idle() }
 
 // promise notes what a peer is to have by its End-of-RIB.
 func (m *model) promise(p *modelPeer) {
@@ -234,10 +234,10 @@ func (m *model) restarts() {
 			some = some || p.p != nil
 			over = over && (p.p == nil || p.complete)
 		}
-		over = over && some && idle && !m.changing || !m.now.Before(m.c.start.Add(deferral))
+		over = over && some && idle && !m.changing || !m.now.Before(m.c.table.start.Add(deferral))
 	}
-	if m.c.waiting.on == over {
-		m.t.Fatalf("the restart is over: %t; of the peers %v are complete, all is advertised: %t, peers are being changed: %t", !m.c.waiting.on, m.completes(), idle, m.changing)
+	if m.c.starting.on == over {
+		m.t.Fatalf("the restart is over: %t; of the peers %v are complete, all is advertised: %t, peers are being changed: %t", !m.c.starting.on, m.completes(), idle, m.changing)
 	}
 	for _, p := range m.peers {
 		if m.waiting && over && idle && p.s != nil {
@@ -314,7 +314,7 @@ func (m *model) down(p *modelPeer, r fsm.Reason) {
 
 func (m *model) pass(d time.Duration) {
 	m.now = m.now.Add(d)
-	m.c.at(m.now)
+	m.c.table.at(m.now)
 	m.c.tick()
 	for _, p := range m.peers {
 		if p.stage == nothing || m.now.Before(p.until) {
@@ -486,7 +486,7 @@ func TestModel(t *testing.T) {
 		}
 		prefix := func(t *rapid.T) netip.Prefix { return rapid.SampledFrom(modelPrefixes).Draw(t, "prefix") }
 		take := func(n int) bool {
-			return m.c.take(n, m.event, func(prefix wire.Prefix, chosen func(func(*Path) bool)) {
+			return m.c.events.take(n, m.event, func(prefix wire.Prefix, chosen func(func(*Path) bool)) {
 				p := prefix.Netip()
 				next, stop := iter.Pull(chosen)
 				defer stop()
@@ -497,7 +497,7 @@ func TestModel(t *testing.T) {
 				}
 			})
 		}
-		m.c.stride = rapid.SampledFrom([]int{1, 2, step}).Draw(t, "stride")
+		m.c.agenda.stride = rapid.SampledFrom([]int{1, 2, step}).Draw(t, "stride")
 		monitor := func(t *rapid.T) {
 			m.seen = newSeen(t)
 			m.c.setMonitor(m.seen)
@@ -690,7 +690,7 @@ func TestModel(t *testing.T) {
 			if p.p == nil {
 				continue
 			}
-			if s := m.c.status(p.p).Families[wire.IPv4]; received != len(p.says) || s.Received != received {
+			if s := m.c.table.status(p.p).Families[wire.IPv4]; received != len(p.says) || s.Received != received {
 				t.Fatalf("peer %d: %d received, counted %d, announced %v", i, received, s.Received, p.says)
 			}
 			if p.s == nil {
@@ -717,7 +717,7 @@ func TestModel(t *testing.T) {
 			if p.had.Ended(wire.IPv4) != (p.gr && !m.waiting) {
 				t.Fatalf("peer %d: End-of-RIB came: %t", i, p.had.Ended(wire.IPv4))
 			}
-			if n := m.c.status(p.p).Families[wire.IPv4].Advertised; n != len(want) {
+			if n := m.c.table.status(p.p).Families[wire.IPv4].Advertised; n != len(want) {
 				t.Fatalf("peer %d: %d advertised, counted %d", i, len(want), n)
 			}
 		}
@@ -731,8 +731,8 @@ func TestModel(t *testing.T) {
 		}
 		for take(100) {
 		}
-		if n := m.c.sets.Len(); n != 0 || m.c.rib.Len(wire.IPv4) != 0 || len(m.c.groups) != 0 || len(m.read) != 0 {
-			t.Fatalf("%d sets, %d prefixes, %d groups are left; the caller has %v", n, m.c.rib.Len(wire.IPv4), len(m.c.groups), m.read)
+		if n := m.c.table.sets.Len(); n != 0 || m.c.table.rib.Len(wire.IPv4) != 0 || len(m.c.groups.list) != 0 || len(m.read) != 0 {
+			t.Fatalf("%d sets, %d prefixes, %d groups are left; the caller has %v", n, m.c.table.rib.Len(wire.IPv4), len(m.c.groups.list), m.read)
 		}
 	})
 }

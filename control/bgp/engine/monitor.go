@@ -51,13 +51,11 @@ func (e *Engine) SetMonitor(m Monitor) { e.locked(func(c *core) { c.setMonitor(m
 
 func (c *core) setMonitor(m Monitor) {
 	if m == nil {
-		c.tap, c.rib.Tap = nil, nil
+		c.tap, c.table.rib.Tap = nil, nil
 		return
 	}
-	c.tap = &tap{monitor: m, packs: map[packOf]*pack{}}
-	c.rib.Tap = func(prefix wire.Prefix, before, after rib.Path, rewritten bool) {
-		c.tap.path(c, prefix, before, after, rewritten)
-	}
+	c.tap = newTap(m, c.table)
+	c.table.rib.Tap = c.tap.path
 }
 
 // Monitor reports to m what there is: each session that is up, then its tables as UPDATEs with an
@@ -81,7 +79,7 @@ func (e *Engine) Monitor(ctx context.Context, m Monitor, pause func() error) err
 // monitor reports to a monitor what there is in steps: it returns what does the next one, and
 // reports when all is said.
 func (c *core) monitor(m Monitor) (next func() (done bool)) {
-	t := &tap{monitor: m, packs: map[packOf]*pack{}}
+	t := newTap(m, c.table)
 	sessions := map[*peer]*fsm.Session{}
 	var at rib.Cursor
 	stands := func(p *peer) bool { return p != nil && p.session != nil && sessions[p] == p.session }
@@ -94,21 +92,21 @@ func (c *core) monitor(m Monitor) (next func() (done bool)) {
 			for _, p := range c.ordered() {
 				if p.session != nil {
 					sessions[p] = p.session
-					t.up(c, p)
+					t.up(p)
 				}
 			}
 		}
-		done := c.rib.Scan(&at, c.stride, func(prefix wire.Prefix, all rib.Paths) {
+		done := c.table.rib.Scan(&at, c.agenda.stride, func(prefix wire.Prefix, all rib.Paths) {
 			for path := range all.All {
-				if p := c.numbers[path.Peer]; stands(p) && !path.Stale {
-					t.path(c, prefix, rib.Path{}, path, false)
+				if p := c.table.peers[path.Peer]; stands(p) && !path.Stale {
+					t.path(prefix, rib.Path{}, path, false)
 				}
 			}
 			if best, ok := all.Best(); ok {
-				t.add(c, Chosen, nil, prefix, best.Set)
+				t.add(Chosen, nil, prefix, best.Set)
 			}
 		})
-		t.flush(c)
+		t.flush()
 		if !done {
 			return false
 		}
@@ -126,8 +124,11 @@ func (c *core) monitor(m Monitor) (next func() (done bool)) {
 // tap turns what happens to the table into UPDATEs for a monitor. Its methods do nothing on a nil one.
 type tap struct {
 	monitor Monitor
+	table   *table
 	packs   map[packOf]*pack
 }
+
+func newTap(m Monitor, t *table) *tap { return &tap{monitor: m, table: t, packs: map[packOf]*pack{}} }
 
 type packOf struct {
 	view View
@@ -149,55 +150,55 @@ func monitored(p *peer) Monitored {
 	return Monitored{Peer: p.config, ID: p.open.ID, Local: netip.AddrPortFrom(p.local.WithZone(""), p.localPort), RemotePort: p.remotePort, Session: p.session}
 }
 
-func (t *tap) up(c *core, p *peer) {
+func (t *tap) up(p *peer) {
 	if t != nil {
-		t.flush(c)
+		t.flush()
 		t.monitor.Up(monitored(p))
 	}
 }
 
-func (t *tap) down(c *core, p *peer, r fsm.Reason) {
+func (t *tap) down(p *peer, r fsm.Reason) {
 	if t != nil {
-		t.flush(c)
+		t.flush()
 		t.monitor.Down(monitored(p), r, p.removed)
 	}
 }
 
 // path reports a change of a path.
-func (t *tap) path(c *core, prefix wire.Prefix, before, after rib.Path, rewritten bool) {
+func (t *tap) path(prefix wire.Prefix, before, after rib.Path, rewritten bool) {
 	from := after.Peer
 	if after.Set == 0 {
 		from = before.Peer
 	}
-	p := c.numbers[from]
+	p := t.table.peers[from]
 	if p == nil || p.session == nil || after.Stale {
 		return // it is not there for who monitors
 	}
 	if !rewritten {
 		raw := attrs.Handle(0)
 		if after.Set != 0 {
-			raw = c.sets.Base(after.Set)
+			raw = t.table.sets.Base(after.Set)
 		}
-		t.add(c, Announced, p, prefix, raw)
+		t.add(Announced, p, prefix, raw)
 	}
 	switch {
 	case after.Set != 0 && after.Usable:
-		t.add(c, Accepted, p, prefix, after.Set)
+		t.add(Accepted, p, prefix, after.Set)
 	case before.Set != 0 && before.Usable:
-		t.add(c, Accepted, p, prefix, 0)
+		t.add(Accepted, p, prefix, 0)
 	}
 }
 
 // chosen reports a change of the choice.
-func (t *tap) chosen(c *core, prefix wire.Prefix, paths rib.Paths) {
+func (t *tap) chosen(prefix wire.Prefix, paths rib.Paths) {
 	if t != nil {
 		best, _ := paths.Best()
-		t.add(c, Chosen, nil, prefix, best.Set)
+		t.add(Chosen, nil, prefix, best.Set)
 	}
 }
 
 // add packs one more prefix; set 0: it is withdrawn.
-func (t *tap) add(c *core, v View, p *peer, prefix wire.Prefix, set attrs.Handle) {
+func (t *tap) add(v View, p *peer, prefix wire.Prefix, set attrs.Handle) {
 	of := packOf{v, p}
 	k := t.packs[of]
 	if k == nil {
@@ -206,17 +207,17 @@ func (t *tap) add(c *core, v View, p *peer, prefix wire.Prefix, set attrs.Handle
 	}
 	prefix.ID = 0
 	if !k.begun || k.set != set || k.family != prefix.Family {
-		k.release(c.sets)
+		k.release(t.table.sets)
 		if k.begun, k.set, k.family = true, set, prefix.Family; set == 0 {
 			k.Withdraw(prefix.Family)
 		} else {
-			c.sets.Retain(set)
-			hop, list := c.sets.Canonical(set)
+			t.table.sets.Retain(set)
+			hop, list := t.table.sets.Canonical(set)
 			if k.Longest = 0; k.Announce(prefix.Family, hop, list) != nil {
 				k.Longest = wire.MaxExtended // it came in a message of RFC 8654
 				if k.Announce(prefix.Family, hop, list) != nil {
 					k.begun = false
-					k.release(c.sets)
+					k.release(t.table.sets)
 					return // by now it has grown beyond that
 				}
 			}
@@ -233,12 +234,12 @@ func (k *pack) release(sets *attrs.Table) {
 }
 
 // flush hands over what has come together.
-func (t *tap) flush(c *core) {
+func (t *tap) flush() {
 	if t == nil || len(t.packs) == 0 {
 		return
 	}
 	for of, k := range t.packs {
-		k.release(c.sets)
+		k.release(t.table.sets)
 		t.monitor.Updates(of.view, monitored(of.peer), k.Bytes())
 	}
 	clear(t.packs)

@@ -3,14 +3,23 @@ package engine
 import (
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"net/netip"
-	"time"
 
 	"github.com/routerd/routerd/control/bgp/engine/attrs"
 	"github.com/routerd/routerd/control/bgp/engine/fsm"
 	"github.com/routerd/routerd/control/bgp/engine/rib"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
 )
+
+// inbound decides what becomes of what peers announce.
+type inbound struct {
+	table   *table
+	policy  func(Peer) Judge
+	log     *slog.Logger
+	id      uint32
+	clients map[uint32]int // of this side by the id of their cluster (RFC 4456)
+}
 
 // receive applies a message of a peer's session. An error ends the session.
 func (c *core) receive(p *peer, s *fsm.Session, t wire.Type, body []byte) *wire.Error {
@@ -36,8 +45,12 @@ func (c *core) receiveUpdate(p *peer, body []byte) *wire.Error {
 		c.endOfRIB(p, f)
 		return nil
 	}
+	return c.inbound.update(p, &u)
+}
+
+func (i *inbound) update(p *peer, u *wire.Update) *wire.Error {
 	for _, list := range []wire.NLRI{u.Withdrawn, u.Unreach} {
-		c.withdraw(p, list)
+		i.withdraw(p, list)
 	}
 	if !u.Reachable() {
 		if len(u.Attrs) == 0 {
@@ -45,13 +58,13 @@ func (c *core) receiveUpdate(p *peer, body []byte) *wire.Error {
 		}
 		context := p.context
 		context.Reachable = false
-		_, _, err := c.sets.Intern(context, u.Attrs, nil)
+		_, _, err := i.table.sets.Intern(context, u.Attrs, nil)
 		return faultOf(err)
 	}
-	if fault := c.accept(p, u.Announced, u.Attrs, nil); fault != nil {
+	if fault := i.accept(p, u.Announced, u.Attrs, nil); fault != nil {
 		return fault
 	}
-	return c.accept(p, u.Reach, u.Attrs, u.NextHop)
+	return i.accept(p, u.Reach, u.Attrs, u.NextHop)
 }
 
 // faultOf is an error of wire's or attrs' as what ends a session; nil: none.
@@ -65,48 +78,48 @@ func faultOf(err error) *wire.Error {
 	return &wire.Error{Code: wire.CodeUpdate, Reason: err.Error()}
 }
 
-func (c *core) withdraw(p *peer, list wire.NLRI) {
+func (i *inbound) withdraw(p *peer, list wire.NLRI) {
 	for prefix, ok := list.Next(); ok; prefix, ok = list.Next() {
-		c.rib.Withdraw(p.number, prefix)
+		i.table.rib.Withdraw(p.number, prefix)
 	}
 }
 
 // accept applies prefixes that have one set of attributes.
-func (c *core) accept(p *peer, list wire.NLRI, attributes, hop []byte) *wire.Error {
+func (i *inbound) accept(p *peer, list wire.NLRI, attributes, hop []byte) *wire.Error {
 	if list.Empty() {
 		return nil
 	}
-	raw, result, err := c.sets.Intern(p.context, attributes, hop)
+	raw, result, err := i.table.sets.Intern(p.context, attributes, hop)
 	if err != nil {
 		return faultOf(err)
 	}
-	if result.Verdict != attrs.Accept && c.options.Log != nil {
-		c.options.Log.Warn("bgp update with faulty attributes", "peer", p.config.Addr, "verdict", result.String())
+	if result.Verdict != attrs.Accept && i.log != nil {
+		i.log.Warn("bgp update with faulty attributes", "peer", p.config.Addr, "verdict", result.String())
 	}
 	if raw == 0 {
-		c.withdraw(p, list)
+		i.withdraw(p, list)
 		return nil
 	}
-	defer c.sets.Release(raw)
-	looped := c.looped(p, raw)
+	defer i.table.sets.Release(raw)
+	looped := i.looped(p, raw)
 	for prefix, ok := list.Next(); ok; prefix, ok = list.Next() {
 		set, usable := raw, !looped
 		if usable && p.judge != nil {
-			set, usable = c.judged(p, prefix, raw)
+			set, usable = i.table.judge(p, prefix, raw)
 		}
-		kept := c.rib.Announce(p.number, prefix, set, usable)
+		kept := i.table.rib.Announce(p.number, prefix, set, usable)
 		if set != raw {
-			c.sets.Release(set)
+			i.table.sets.Release(set)
 		}
 		if !kept {
-			return c.limit(p, prefix.Family)
+			return p.limit(prefix.Family)
 		}
 	}
 	return nil
 }
 
 // limit ends the session of a peer that announces too much (RFC 4486 section 4).
-func (c *core) limit(p *peer, f wire.Family) *wire.Error {
+func (p *peer) limit(f wire.Family) *wire.Error {
 	p.limited = true
 	n := p.config.Families[f].Limit
 	data := binary.BigEndian.AppendUint16(nil, f.AFI())
@@ -116,20 +129,20 @@ func (c *core) limit(p *peer, f wire.Family) *wire.Error {
 
 // looped reports whether a path has been here before (RFC 4271 section 9.1.2, RFC 4456
 // section 8).
-func (c *core) looped(p *peer, raw attrs.Handle) bool {
-	v := c.sets.View(raw)
-	if v.PathLen > 0 && v.CountAS(c.localAS(&p.config)) > p.config.AllowOwnAS {
+func (i *inbound) looped(p *peer, raw attrs.Handle) bool {
+	v := i.table.sets.View(raw)
+	if v.PathLen > 0 && v.CountAS(p.localAS) > p.config.AllowOwnAS {
 		return true
 	}
 	if p.external {
 		return false
 	}
-	if v.Flags&attrs.HasOriginator != 0 && v.Originator == c.id {
+	if v.Flags&attrs.HasOriginator != 0 && v.Originator == i.id {
 		return true
 	}
 	if v.ClusterLen > 0 {
 		for id := range v.Clusters() {
-			if c.clusters[id] > 0 || len(c.clusters) == 0 && id == c.id { // RFC 4456 section 7
+			if i.clients[id] > 0 || len(i.clients) == 0 && id == i.id { // RFC 4456 section 7
 				return true
 			}
 		}
@@ -137,29 +150,15 @@ func (c *core) looped(p *peer, raw attrs.Handle) bool {
 	return false
 }
 
-// cluster counts a client of this side.
-func (c *core) cluster(id netip.Addr, n int) {
-	if !id.Is4() {
+// count counts a client of this side by its cluster; n is 1 or -1.
+func (i *inbound) count(cluster netip.Addr, n int) {
+	if !cluster.Is4() {
 		return
 	}
-	i := idOf(id)
-	if c.clusters[i] += n; c.clusters[i] == 0 {
-		delete(c.clusters, i)
+	id := idOf(cluster)
+	if i.clients[id] += n; i.clients[id] == 0 {
+		delete(i.clients, id)
 	}
-}
-
-// judged has the policy judge a path of a peer. The set that it returns, if it is not raw,
-// has a reference for the caller.
-func (c *core) judged(p *peer, prefix wire.Prefix, raw attrs.Handle) (set attrs.Handle, usable bool) {
-	c.path = Path{Prefix: prefix.Netip(), Peer: p.config.Addr, RouterID: p.open.ID, External: p.external, Set: raw, View: c.sets.View(raw)}
-	v := p.judge(&c.path)
-	if !v.Accept {
-		return raw, false
-	}
-	if v.Edit == nil {
-		return raw, true
-	}
-	return c.sets.Derive(raw, &attrs.Change{Edit: v.Edit}), true
 }
 
 // receiveRefresh applies ROUTE-REFRESH (RFC 2918, RFC 7313).
@@ -188,11 +187,11 @@ func (c *core) receiveRefresh(p *peer, body []byte) *wire.Error {
 			p.member.Refresh(f)
 		}
 	case 1:
-		c.rib.Restart(p.number, f)
-		c.keep(p, f, announcing, announcingTime)
+		c.table.rib.Restart(p.number, f)
+		c.kept.keep(p, f, announcing, announcingTime)
 	case 2:
 		if p.families[f].stage == announcing {
-			c.sweep(p, f)
+			c.kept.sweep(p, f)
 		}
 	}
 	return nil
@@ -205,22 +204,20 @@ func refreshMessage(f wire.Family) []byte {
 }
 
 // rewritten is what a path of the table is to be by the policy as it is now.
-func (c *core) rewritten(p *peer, prefix wire.Prefix, old rib.Path) (set attrs.Handle, usable bool) {
-	raw := c.sets.Base(old.Set)
-	c.sets.Retain(raw)
-	set, usable = raw, !c.looped(p, raw)
+func (i *inbound) rewritten(p *peer, prefix wire.Prefix, old rib.Path) (set attrs.Handle, usable bool) {
+	raw := i.table.sets.Base(old.Set)
+	i.table.sets.Retain(raw)
+	set, usable = raw, !i.looped(p, raw)
 	if usable && p.judge != nil {
-		if set, usable = c.judged(p, prefix, raw); set != raw {
-			c.sets.Release(raw)
+		if set, usable = i.table.judge(p, prefix, raw); set != raw {
+			i.table.sets.Release(raw)
 		}
 	}
 	// Also one whose peer has come back and gone again before it announced the path anew.
-	if old.Stale && (c.rib.LongLived(p.number, prefix.Family) || c.sets.Summary(old.Set).Flags&attrs.LLGRStale != 0) {
-		tagged := c.tagStale(set)
-		c.sets.Release(set)
+	if old.Stale && (i.table.rib.LongLived(p.number, prefix.Family) || i.table.sets.Summary(old.Set).Flags&attrs.LLGRStale != 0) {
+		tagged := i.table.tagStale(set)
+		i.table.sets.Release(set)
 		set = tagged
 	}
 	return set, usable
 }
-
-func (c *core) since(t uint32) time.Time { return c.start.Add(time.Duration(t) * time.Second) }

@@ -34,6 +34,13 @@ type familyState struct {
 // llgrStale is the community of RFC 9494.
 const llgrStale = 0xffff0006
 
+// retention keeps what peers have announced over their restarts.
+type retention struct {
+	table  *table
+	agenda *agenda
+	events *events
+}
+
 // up applies that a session is established.
 func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 	if p.removed {
@@ -43,13 +50,13 @@ func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 	p.session, p.open = s, s.Peer
 	p.decoder = wire.Decoder{Session: s.Wire}
 	p.context = attrs.Context{External: p.external, AS4: s.AS4, Reachable: true, Local: Remote(p.config.Addr).IsLoopback()}
-	c.rib.SetPeer(p.number, c.info(p))
-	c.tell(Event{Kind: Up, Peer: p.config.Addr, Session: s})
-	c.tap.up(c, p)
+	c.table.rib.SetPeer(p.number, p.info())
+	c.events.add(p, Event{Kind: Up, Session: s})
+	c.tap.up(p)
 	held := false
 	for f := range wire.Family(wire.Families) {
 		p.families[f].ended = false
-		_, stale := c.rib.Count(p.number, f)
+		_, stale := c.table.rib.Count(p.number, f)
 		if held = held || stale > 0; stale == 0 {
 			p.families[f] = familyState{}
 			continue
@@ -62,21 +69,21 @@ func (c *core) up(p *peer, s *fsm.Session, wake func()) {
 			kept = kept || t.StaleTime > 0 && t.LongLivedForwarding
 		}
 		if !s.Wire.Family[f].Enabled || !kept {
-			c.sweep(p, f)
+			c.kept.sweep(p, f)
 			continue
 		}
-		c.keep(p, f, announcing, announcingTime)
+		c.kept.keep(p, f, announcing, announcingTime)
 	}
-	for _, u := range c.groups {
-		u.forget(c.sets) // the router id is in what was reflected
+	for _, u := range c.groups.list {
+		u.forget() // the router id is in what was reflected
 	}
 	if held && known != p.open.ID {
 		w := &rib.Walk{Peer: p.number, Task: rib.Choose}
-		c.later(func(n int) bool { return c.rib.Step(w, n) }, nil)
+		c.agenda.walk(c.table, w, nil)
 	}
-	c.join(p, wake)
-	if !c.waiting.on {
-		c.do(orderForwarding, p)
+	c.groups.join(p, group.MemberOptions{HoldEOR: c.starting.on, Wake: wake})
+	if !c.starting.on {
+		c.agenda.order(orderForwarding, p)
 	}
 	c.checkRestarted()
 	c.settle()
@@ -87,131 +94,110 @@ func (c *core) down(p *peer, s *fsm.Session, r fsm.Reason) {
 	if p.session != s {
 		return
 	}
-	c.tap.down(c, p, r)
-	c.leave(p)
+	c.tap.down(p, r)
+	c.groups.leave(p)
 	p.session = nil
 	retained, kept := r.Retains(s), [wire.Families]bool{}
 	for f := range kept {
 		kept[f] = retained && !p.limited && s.Peer.Family[f].Restart
 	}
 	if !p.removed {
-		c.tell(Event{Kind: Down, Peer: p.config.Addr, Session: s, Reason: r, Retained: kept != [wire.Families]bool{}, Limited: p.limited})
+		c.events.add(p, Event{Kind: Down, Session: s, Reason: r, Retained: kept != [wire.Families]bool{}, Limited: p.limited})
 	}
 	for f := range wire.Family(wire.Families) {
-		c.rib.Restart(p.number, f)
+		c.table.rib.Restart(p.number, f)
 		switch {
 		case !kept[f]:
-			c.sweep(p, f)
+			c.kept.sweep(p, f)
 		case s.Peer.RestartTime > 0:
-			c.keep(p, f, awaited, s.Peer.RestartTime)
+			c.kept.keep(p, f, awaited, s.Peer.RestartTime)
 		default:
-			c.expire(p, f)
+			c.kept.expire(p, f)
 		}
 	}
 	if kept == [wire.Families]bool{} {
-		c.withdrawn(p)
+		c.kept.withdrawn(p)
 	}
 	if p.limited {
-		c.do(orderPause, p)
+		c.agenda.order(orderPause, p)
 	}
 	c.settle()
 }
 
 // keep notes why and for how long stale paths are kept.
-func (c *core) keep(p *peer, f wire.Family, why stage, time time.Duration) {
-	p.families[f].stage, p.families[f].until = why, c.now.Add(time)
-	c.poke()
+func (r *retention) keep(p *peer, f wire.Family, why stage, time time.Duration) {
+	p.families[f].stage, p.families[f].until = why, r.table.now.Add(time)
+	r.agenda.poke()
 }
 
 // withdrawn reports, after what is under way, that what a peer had announced is gone: also of
 // a peer that has been removed meanwhile, for the end of its session was reported.
-func (c *core) withdrawn(p *peer) {
-	c.later(func(int) bool { return true }, func() { c.tell(Event{Kind: Withdrawn, Peer: p.config.Addr}) })
+func (r *retention) withdrawn(p *peer) {
+	r.agenda.after(func() { r.events.add(p, Event{Kind: Withdrawn}) })
 }
 
 // sweep removes a peer's stale paths of a family, in steps.
-func (c *core) sweep(p *peer, f wire.Family) {
+func (r *retention) sweep(p *peer, f wire.Family) {
 	p.families[f].stage, p.families[f].until = nothing, time.Time{}
-	if _, stale := c.rib.Count(p.number, f); stale == 0 {
+	if _, stale := r.table.rib.Count(p.number, f); stale == 0 {
 		return
 	}
-	w := c.rib.Sweep(p.number, f)
-	c.later(func(n int) bool { return c.rib.Step(w, n) }, nil)
+	w := r.table.rib.Sweep(p.number, f)
+	r.agenda.walk(r.table, w, nil)
 }
 
 // expire ends the time within which a peer was to come back: its paths are kept for
 // longer, as the last choice, or go.
-func (c *core) expire(p *peer, f wire.Family) {
+func (r *retention) expire(p *peer, f wire.Family) {
 	own, theirs := p.config.Families[f].StaleTime, p.open.Family[f].StaleTime
-	_, stale := c.rib.Count(p.number, f)
+	_, stale := r.table.rib.Count(p.number, f)
 	if own == 0 || theirs == 0 || stale == 0 {
-		c.sweep(p, f)
+		r.sweep(p, f)
 		return
 	}
-	c.keep(p, f, longLived, min(own, theirs))
-	c.rib.SetLongLived(p.number, f)
+	r.keep(p, f, longLived, min(own, theirs))
+	r.table.rib.SetLongLived(p.number, f)
 	w := &rib.Walk{Peer: p.number, Task: rib.Rewrite, Family: f, OneFamily: true}
 	w.Rewrite = func(_ wire.Prefix, path rib.Path) (attrs.Handle, bool) {
-		flags := c.sets.Summary(path.Set).Flags
+		flags := r.table.sets.Summary(path.Set).Flags
 		switch {
-		case !c.rib.LongLived(p.number, f): // the session has come and gone again
+		case !r.table.rib.LongLived(p.number, f): // the session has come and gone again
 		case path.Stale && flags&attrs.NoLLGR != 0:
 			return 0, false
 		case path.Stale && flags&attrs.LLGRStale == 0:
-			return c.tagStale(path.Set), path.Usable
+			return r.table.tagStale(path.Set), path.Usable
 		}
-		c.sets.Retain(path.Set)
+		r.table.sets.Retain(path.Set)
 		return path.Set, path.Usable
 	}
-	c.later(func(n int) bool { return c.rib.Step(w, n) }, nil)
+	r.agenda.walk(r.table, w, nil)
 }
 
-func (c *core) tagStale(set attrs.Handle) attrs.Handle {
-	return c.sets.Derive(set, &attrs.Change{Communities: []uint32{llgrStale}})
-}
-
-// endOfRIB applies that a peer has announced all of a family: what it has not, goes.
-func (c *core) endOfRIB(p *peer, f wire.Family) {
-	p.families[f].ended = true
-	if p.families[f].stage == announcing {
-		c.sweep(p, f)
-	}
-	s := p.session
-	c.later(func(int) bool { return true }, func() { c.tell(Event{Kind: EndOfRIB, Peer: p.config.Addr, Session: s, Family: f}) })
-	c.checkRestarted()
-}
-
-// tick lets times run out.
-func (c *core) tick() {
-	for _, p := range c.ordered() {
-		expired := false
-		for f := range wire.Family(wire.Families) {
-			s := &p.families[f]
-			if s.stage == nothing || c.now.Before(s.until) {
-				continue
-			}
-			if s.stage != awaited {
-				c.sweep(p, f)
-				c.goneIfDown(p)
-				continue
-			}
-			if !expired {
-				c.tell(Event{Kind: Expired, Peer: p.config.Addr})
-			}
-			expired = true
-			if c.expire(p, f); s.stage == nothing {
-				c.goneIfDown(p)
-			}
+// lapse lets a peer's times run out.
+func (r *retention) lapse(p *peer) {
+	expired := false
+	for f := range wire.Family(wire.Families) {
+		s := &p.families[f]
+		if s.stage == nothing || r.table.now.Before(s.until) {
+			continue
+		}
+		if s.stage != awaited {
+			r.sweep(p, f)
+			r.goneIfDown(p)
+			continue
+		}
+		if !expired {
+			r.events.add(p, Event{Kind: Expired})
+		}
+		expired = true
+		if r.expire(p, f); s.stage == nothing {
+			r.goneIfDown(p)
 		}
 	}
-	if c.waiting.on && !c.now.Before(c.waiting.until) {
-		c.restarted()
-	}
-	c.settle()
 }
 
 // goneIfDown reports that nothing is kept of a peer any more, once that is so.
-func (c *core) goneIfDown(p *peer) {
+func (r *retention) goneIfDown(p *peer) {
 	if p.session != nil {
 		return
 	}
@@ -220,7 +206,48 @@ func (c *core) goneIfDown(p *peer) {
 			return
 		}
 	}
-	c.withdrawn(p)
+	r.withdrawn(p)
+}
+
+// unreachable removes what is kept of a peer whose session has ended: it does not forward any more.
+func (r *retention) unreachable(p *peer) {
+	if p.session != nil {
+		return
+	}
+	reported := false
+	for f := range wire.Family(wire.Families) {
+		if p.families[f].stage == nothing {
+			continue
+		}
+		if !reported {
+			r.events.add(p, Event{Kind: Lost})
+			reported = true
+		}
+		r.sweep(p, f)
+		r.goneIfDown(p)
+	}
+}
+
+// endOfRIB applies that a peer has announced all of a family: what it has not, goes.
+func (c *core) endOfRIB(p *peer, f wire.Family) {
+	p.families[f].ended = true
+	if p.families[f].stage == announcing {
+		c.kept.sweep(p, f)
+	}
+	s := p.session
+	c.agenda.after(func() { c.events.add(p, Event{Kind: EndOfRIB, Session: s, Family: f}) })
+	c.checkRestarted()
+}
+
+// tick lets times run out.
+func (c *core) tick() {
+	for _, p := range c.ordered() {
+		c.kept.lapse(p)
+	}
+	if c.starting.on && !c.table.now.Before(c.starting.until) {
+		c.restarted()
+	}
+	c.settle()
 }
 
 // next is when tick has to be called; zero: no time is running.
@@ -237,8 +264,8 @@ func (c *core) next() (at time.Time) {
 			}
 		}
 	}
-	if c.waiting.on {
-		earliest(c.waiting.until)
+	if c.starting.on {
+		earliest(c.starting.until)
 	}
 	return at
 }
@@ -253,7 +280,7 @@ type restarting struct {
 
 // checkRestarted ends it early, when every peer has announced all it has, and that is judged and advertised.
 func (c *core) checkRestarted() {
-	if !c.waiting.on {
+	if !c.starting.on {
 		return
 	}
 	all := len(c.peers) > 0
@@ -261,14 +288,14 @@ func (c *core) checkRestarted() {
 		p.complete = p.complete || p.announcedAll()
 		all = all && p.complete
 	}
-	if all && c.waiting.incomplete == 0 && len(c.fills)+len(c.tasks) == 0 {
+	if all && c.starting.incomplete == 0 && c.agenda.idle() {
 		c.restarted()
 	}
 }
 
 // incomplete counts who knows of peers or paths that are yet to come.
 func (c *core) incomplete(n int) {
-	c.waiting.incomplete += n
+	c.starting.incomplete += n
 	c.checkRestarted()
 }
 
@@ -287,42 +314,13 @@ func (p *peer) announcedAll() bool {
 
 // restarted ends it.
 func (c *core) restarted() {
-	c.waiting.on = false
+	c.starting.on = false
 	c.settle()
 	for _, p := range c.ordered() {
 		if p.member != nil {
 			p.member.AllowEOR()
-			c.do(orderForwarding, p)
+			c.agenda.order(orderForwarding, p)
 		}
 	}
-	c.do(orderRestarted, nil)
-}
-
-// memberOptions are those of a peer whose session is up.
-func (c *core) memberOptions(p *peer, wake func()) group.MemberOptions {
-	o := group.MemberOptions{HoldEOR: c.waiting.on, NoEOR: !p.open.GracefulRestart, Demarcate: p.session.EnhancedRefresh, Wake: wake}
-	for f := range o.Families {
-		o.Families[f] = p.session.Wire.Family[f].Enabled
-	}
-	return o
-}
-
-// unreachable removes what is kept of a peer whose session has ended: it does not forward any more.
-func (c *core) unreachable(p *peer) {
-	if p == nil || p.session != nil {
-		return
-	}
-	told := false
-	for f := range wire.Family(wire.Families) {
-		if p.families[f].stage == nothing {
-			continue
-		}
-		if !told {
-			c.tell(Event{Kind: Lost, Peer: p.config.Addr})
-			told = true
-		}
-		c.sweep(p, f)
-		c.goneIfDown(p)
-	}
-	c.settle()
+	c.agenda.order(orderRestarted, nil)
 }

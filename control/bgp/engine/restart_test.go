@@ -246,7 +246,7 @@ func TestForwardingAfterRestart(t *testing.T) {
 		p.Families[wire.IPv4] = Family{Enabled: true, StaleTime: time.Minute}
 		for _, late := range []bool{false, true} {
 			if late {
-				c.at(now.Add(time.Second))
+				c.table.at(now.Add(time.Second))
 				c.tick()
 			}
 			o := c.openOf(&p).Local
@@ -281,11 +281,11 @@ func TestRefreshBeforeEndOfRIB(t *testing.T) {
 	}
 	had := func(when string, fresh, stale int) {
 		t.Helper()
-		if f, s := c.rib.Count(p.number, wire.IPv4); f != fresh || s != stale {
+		if f, s := c.table.rib.Count(p.number, wire.IPv4); f != fresh || s != stale {
 			t.Errorf("%s: %d paths and %d stale ones, want %d and %d", when, f, s, fresh, stale)
 		}
 	}
-	feed(t, c, p, table(1, 3), func() {})
+	feed(t, c, p, announcements(1, 3), func() {})
 	end()
 	session := p.session
 	c.down(p, session, fsm.Reason{Cause: fsm.Lost})
@@ -293,7 +293,7 @@ func TestRefreshBeforeEndOfRIB(t *testing.T) {
 	mark(1)
 	mark(2)
 	had("marked before End-of-RIB", 0, 3)
-	feed(t, c, p, table(1, 2), func() {})
+	feed(t, c, p, announcements(1, 2), func() {})
 	mark(1)
 	end()
 	had("after End-of-RIB", 2, 0)
@@ -301,7 +301,7 @@ func TestRefreshBeforeEndOfRIB(t *testing.T) {
 	had("the end of a refresh that was ignored", 2, 0)
 	mark(1)
 	had("a refresh", 0, 2)
-	feed(t, c, p, table(1, 1), func() {})
+	feed(t, c, p, announcements(1, 1), func() {})
 	mark(2)
 	had("after a refresh", 1, 0)
 }
