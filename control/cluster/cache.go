@@ -108,13 +108,11 @@ type cache struct {
 	places  map[string]store.Revision
 	err     error // of the last write
 
-	writing sync.Mutex                // guards the rest
-	file    *journal.Journal          // nil: it cannot be used
-	whole   bool                      // the file has what the datastore said first in this run
-	valid   bool                      // and says so
-	placed  map[string]store.Revision // what the file says
-	of      []store.Kind              // likewise
-	own     []store.Kind              // likewise
+	writing sync.Mutex       // guards the rest
+	file    *journal.Journal // nil: it cannot be used
+	mark    *complete        // what the file says of what it is complete; nil: of nothing
+	whole   bool             // the file has what the datastore said first in this run
+	read    map[string]saved // what load read, for known; nil: the watch has begun
 }
 
 // unsaved is what the datastore said of an object last and the file does not have.
@@ -144,7 +142,7 @@ func openCache(cfg Config) *cache {
 	c := &cache{
 		path: cfg.File, node: cfg.Node, version: cfg.Version, previous: cfg.PreviousFiles, log: cfg.Log, changed: async.NewSignal(),
 		kinds:   append(Saved(), store.KindKubeControllersConfiguration), // which may be missing
-		pending: map[store.Key]unsaved{}, near: map[store.Key]bool{},
+		pending: map[store.Key]unsaved{}, near: map[store.Key]bool{}, read: map[string]saved{},
 	}
 	if cfg.Services {
 		c.kinds = append(c.kinds, serviceKinds()...)
@@ -176,7 +174,8 @@ func (c *cache) open(previous string) error {
 		return err
 	}
 	why := ""
-	switch mark, err := readMark(j); {
+	mark, err := readMark(j)
+	switch {
 	case j.Damage().Lines > 0:
 		why = "it was damaged"
 	case err != nil:
@@ -195,8 +194,9 @@ func (c *cache) open(previous string) error {
 		if j, err = journal.OpenLean(c.path, c.log); err != nil {
 			return err
 		}
+		mark = nil
 	}
-	c.file = j
+	c.file, c.mark = j, mark
 	return nil
 }
 
@@ -231,17 +231,29 @@ func readMark(j *journal.Journal) (*complete, error) {
 
 // complete returns of which kinds the file has all there is, with ownOnly of WorkloadEndpoints
 // this host's.
-func (c *cache) complete() (kinds []store.Kind, ownOnly bool, err error) {
+func (c *cache) complete() (kinds []store.Kind, ownOnly bool) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	if c.file == nil {
-		return nil, false, nil
+	if c.mark == nil {
+		return nil, false
 	}
-	mark, err := readMark(c.file)
-	if mark == nil || err != nil {
-		return nil, false, err
+	return slices.Concat(c.mark.Kinds, c.mark.Own), len(c.mark.Own) > 0
+}
+
+// get returns what the file has of an object. The caller has writing.
+func (c *cache) get(path string) (saved, error) {
+	if s, ok := c.read[path]; ok {
+		return s, nil
 	}
-	return slices.Concat(mark.Kinds, mark.Own), len(mark.Own) > 0, nil
+	raw, err := c.file.Get(path)
+	if err != nil {
+		return saved{}, err
+	}
+	s := unpack(raw)
+	if c.read != nil {
+		c.read[path] = s
+	}
+	return s, nil
 }
 
 // load returns what the file has of the objects that are wanted.
@@ -259,30 +271,27 @@ func (c *cache) load(wanted func(store.Key) bool) (events []store.Event, err err
 		if !wanted(key) {
 			continue
 		}
-		disk, err := c.file.Get(path)
+		disk, err := c.get(path)
 		if err != nil {
 			return nil, err
 		}
-		raw := unpack(disk).Object
-		value, err := store.Decode(key, raw)
+		value, err := store.Decode(key, disk.Object)
 		if err != nil {
 			err = fmt.Errorf("read what is on disk of %s: %w", key, err)
 			value = nil
 		}
-		events = append(events, store.Event{Key: key, Object: store.Object{Key: key, Value: value, Raw: raw}, Err: err})
+		events = append(events, store.Event{Key: key, Object: store.Object{Key: key, Value: value, Raw: disk.Object}, Err: err})
 	}
 	return events, nil
 }
 
-// known returns what a watch can go on from; false: nothing.
+// known returns what a watch that begins now can go on from; false: nothing.
 func (c *cache) known() (store.Known, bool) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	if c.file == nil {
-		return store.Known{}, false
-	}
-	mark, err := readMark(c.file)
-	if err != nil || mark == nil || len(mark.Places) == 0 || mark.Version != c.version {
+	defer func() { c.read = nil }()
+	mark := c.mark
+	if mark == nil || len(mark.Places) == 0 || mark.Version != c.version {
 		return store.Known{}, false
 	}
 	k := store.Known{Places: mark.Places, OwnOnly: len(mark.Own) > 0}
@@ -299,8 +308,7 @@ func (c *cache) known() (store.Known, bool) {
 		if slices.Contains(mark.Own, key.Kind) && !store.IsEndpointOf(key, c.node) {
 			continue
 		}
-		disk, err := c.file.Get(path)
-		s := unpack(disk)
+		s, err := c.get(path)
 		if err != nil || s.Revision == 0 {
 			return store.Known{}, false
 		}
@@ -476,14 +484,14 @@ func (c *cache) saveIf(far bool) (did bool, err error) {
 	case !synced:
 		c.mu.Unlock()
 		return false, errUnread
-	case len(pending) == 0 && c.whole && c.valid && slices.Equal(kinds, c.of) && slices.Equal(own, c.own) && (!far || maps.Equal(places, c.placed)):
+	case len(pending) == 0 && c.whole && c.mark != nil && slices.Equal(kinds, c.mark.Kinds) && slices.Equal(own, c.mark.Own) && (!far || maps.Equal(places, c.mark.Places)):
 		c.mu.Unlock()
 		return false, nil
 	}
 	c.pending = make(map[store.Key]unsaved)
 	c.mu.Unlock()
 	if err = c.write(pending, complete{Node: c.node, Kinds: kinds, Own: own, Places: places, Version: c.version, Others: c.others}); err != nil {
-		c.valid = false
+		c.mark = nil
 		// What the disk holds may lack a policy that is in force.
 		err = errors.Join(err, c.file.Forget(), c.file.Delete(completeKey))
 	}
@@ -524,7 +532,7 @@ func (c *cache) write(pending map[store.Key]unsaved, of complete) error {
 	if err := removePrevious(c.previous); err != nil {
 		return err
 	}
-	c.whole, c.valid, c.placed, c.of, c.own = true, true, of.Places, of.Kinds, of.Own
+	c.whole, c.mark = true, &of
 	return nil
 }
 

@@ -107,22 +107,29 @@ func large(name string, n int) store.Event {
 	return ev
 }
 
-// run keeps a copy on a disk until the function that is returned is called.
-func (d disk) run(ctx context.Context) (c *Cluster, watch chan<- store.Batch, end func()) {
-	batches := make(chan store.Batch)
-	c = onDisk(d.dir)
-	c.cfg.Store = watched{batches: batches}
-	ctx, cancel := context.WithCancel(ctx)
+// runs runs a copy until the function that is returned is called.
+func (c *Cluster) runs(t fataler) (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = c.Run(ctx)
 	}()
-	return c, batches, func() {
+	return func() {
 		cancel()
 		<-done
-		_ = c.Close()
+		if err := c.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
 	}
+}
+
+// run keeps a copy on a disk until the function that is returned is called.
+func (d disk) run() (c *Cluster, watch chan<- store.Batch, end func()) {
+	batches := make(chan store.Batch)
+	c = onDisk(d.dir)
+	c.cfg.Store = watched{batches: batches}
+	return c, batches, c.runs(d.t)
 }
 
 // watched is a datastore that says what a test has it say.
@@ -132,12 +139,17 @@ type watched struct {
 }
 
 func (w watched) Watch(ctx context.Context, _ ...store.Kind) <-chan store.Batch {
+	return relay(ctx, w.batches)
+}
+
+// relay is a watch that ends with ctx.
+func relay(ctx context.Context, batches <-chan store.Batch) <-chan store.Batch {
 	out := make(chan store.Batch)
 	go func() {
 		defer close(out)
 		for {
 			select {
-			case b := <-w.batches:
+			case b := <-batches:
 				out <- b
 			case <-ctx.Done():
 				return
@@ -159,7 +171,7 @@ func TestSavesLater(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
 	synctest.Test(t, func(t *testing.T) {
-		c, watch, end := d.run(t.Context())
+		c, watch, end := d.run()
 		watch <- store.Batch{Synced: true, Revision: 1, Events: []store.Event{large("a", 1)}}
 		wait(time.Minute)
 		same(t, "at first", onFile(t, d.dir), map[string]string{"a": "10.1.0.0/16"})
@@ -214,7 +226,7 @@ func TestSavesLittle(t *testing.T) {
 	t.Parallel()
 	d := disk{t, t.TempDir()}
 	synctest.Test(t, func(t *testing.T) {
-		c, watch, end := d.run(t.Context())
+		c, watch, end := d.run()
 		watch <- store.Batch{Synced: true, Revision: 1, Events: []store.Event{pool("a", 1)}}
 		wait(time.Minute)
 		before := c.cache.file.Flushes()
@@ -238,7 +250,7 @@ func TestSavesLittle(t *testing.T) {
 		want := map[string]string{"a": "10.19.0.0/16"}
 		same(t, "after the end", onFile(t, d.dir), want)
 
-		c, watch, end = d.run(t.Context())
+		c, watch, end = d.run()
 		if err := c.Save(); !errors.Is(err, errUnread) {
 			t.Errorf("before the datastore has said anything: %v", err)
 		}

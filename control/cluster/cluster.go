@@ -141,14 +141,14 @@ func (c *Cluster) Load(readers ...*Follower) {
 	if c.cache == nil {
 		return
 	}
-	var events []store.Event
-	kinds, ownOnly, err := c.cache.complete()
+	kinds, ownOnly := c.cache.complete()
 	readers = slices.DeleteFunc(slices.Clone(readers), func(f *Follower) bool { return !f.isOf(kinds) })
-	if err == nil && len(readers) > 0 {
-		events, err = c.cache.load(func(key store.Key) bool {
-			return slices.Contains(kinds, key.Kind) && slices.ContainsFunc(readers, func(f *Follower) bool { return f.wants(key) })
-		})
+	if len(readers) == 0 {
+		return
 	}
+	events, err := c.cache.load(func(key store.Key) bool {
+		return slices.Contains(kinds, key.Kind) && slices.ContainsFunc(readers, func(f *Follower) bool { return f.wants(key) })
+	})
 	if err != nil {
 		c.cfg.Log.Error("what is on disk of the datastore's state is not used", "error", err)
 		return
@@ -238,12 +238,15 @@ func (c *Cluster) Run(ctx context.Context) error {
 
 // watch follows the datastore, from where the run before was if it can.
 func (c *Cluster) watch(ctx context.Context) <-chan store.Batch {
+	var known store.Known
+	goesOn := false
+	if c.cache != nil {
+		known, goesOn = c.cache.known()
+	}
 	if w, ok := c.cfg.Store.(store.NodeWatcher); ok {
-		var known store.Known
 		if c.cache != nil {
-			known, _ = c.cache.known()
-			if kinds, ownOnly, err := c.cache.complete(); err == nil && !ownOnly && slices.Contains(kinds, store.KindWorkloadEndpoint) {
-				// Rules may follow what the disk has of them, and who asks does so once all is told.
+			if kinds, ownOnly := c.cache.complete(); !ownOnly && slices.Contains(kinds, store.KindWorkloadEndpoint) {
+				// Rules may follow what the disk has of them, and who asks does so once all is published.
 				c.mu.Lock()
 				c.demand.left = time.Now()
 				c.others.Set(true)
@@ -252,10 +255,8 @@ func (c *Cluster) watch(ctx context.Context) <-chan store.Batch {
 		}
 		return w.WatchNode(ctx, c.cfg.Node, &c.others, known, c.kinds()...)
 	}
-	if r, ok := c.cfg.Store.(store.Resumer); ok && c.cache != nil {
-		if known, ok := c.cache.known(); ok {
-			return r.WatchFrom(ctx, known, c.kinds()...)
-		}
+	if r, ok := c.cfg.Store.(store.Resumer); ok && goesOn {
+		return r.WatchFrom(ctx, known, c.kinds()...)
 	}
 	return c.cfg.Store.Watch(ctx, c.kinds()...)
 }

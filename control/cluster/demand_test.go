@@ -72,19 +72,7 @@ func (w nodeWatcher) WatchFrom(context.Context, store.Known, ...store.Kind) <-ch
 func (w nodeWatcher) WatchNode(ctx context.Context, node string, others *store.Demand, k store.Known, _ ...store.Kind) <-chan store.Batch {
 	w.from <- k
 	w.passed <- others
-	out := make(chan store.Batch)
-	go func() {
-		defer close(out)
-		for {
-			select {
-			case b := <-w.batches:
-				out <- b
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return out
+	return relay(ctx, w.batches)
 }
 
 func podOf(node, name string, rev store.Revision) store.Event {
@@ -116,19 +104,7 @@ func TestOthersFollowed(t *testing.T) {
 			d := &daemon{nodeWatcher: newNodeWatcher()}
 			d.Cluster = New(Config{Node: "node1", Log: slog.New(slog.DiscardHandler), File: filepath.Join(dir, "cluster.journal"), Store: d.nodeWatcher, Version: "1"})
 			d.f = d.Follow(store.KindWorkloadEndpoint)
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				_ = d.Run(ctx)
-			}()
-			d.end = func() {
-				cancel()
-				<-done
-				if err := d.Close(); err != nil {
-					t.Error(err)
-				}
-			}
+			d.end = d.runs(t)
 			synctest.Wait()
 			d.known, d.other = <-d.from, <-d.passed
 			return d
@@ -195,8 +171,8 @@ func TestOthersFollowed(t *testing.T) {
 		followed(d, "nobody asked since the start", false)
 		says(d, "nobody asked since the start", store.Batch{Revision: 4, OwnOnly: true, Places: own})
 		<-time.After(2 * time.Second)
-		if kinds, ownOnly, err := d.cache.complete(); err != nil || !ownOnly || !slices.Contains(kinds, store.KindWorkloadEndpoint) {
-			t.Errorf("the disk has %v, of this host only: %v, %v", kinds, ownOnly, err)
+		if kinds, ownOnly := d.cache.complete(); !ownOnly || !slices.Contains(kinds, store.KindWorkloadEndpoint) {
+			t.Errorf("the disk has %v, of this host only: %v", kinds, ownOnly)
 		}
 		// What an earlier version reads there is that it has not all endpoints.
 		if mark, err := readMark(d.cache.file); err != nil || slices.Contains(mark.Kinds, store.KindWorkloadEndpoint) {

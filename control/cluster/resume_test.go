@@ -50,7 +50,11 @@ func TestGoesOn(t *testing.T) {
 		defer c.Close() //nolint:errcheck // it only read
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
+		c.Load(c.Follow(store.KindIPPool)) // reads them first
 		_ = c.Run(ctx)
+		if c.cache.read != nil {
+			t.Errorf("%d objects are kept that were read for the start", len(c.cache.read))
+		}
 		return <-r.from
 	}
 	c, _ := open("1")
