@@ -47,7 +47,7 @@ func (d *router) runCollector(ctx context.Context) error {
 		for s := range d.follow.controllers.Steps(ctx) {
 			d.running.HandleStore(s)
 			for _, ch := range s.Changes {
-				if k, _ := ch.Value.(*v3.KubeControllersConfiguration); ch.Key.Name == store.DefaultName && ch.Err == nil {
+				if k, _ := ch.Object.Value.(*v3.KubeControllersConfiguration); ch.Key.Name == store.DefaultName && ch.Err == nil {
 					c.SetGrace(leakGrace(d.cfg.IPAM.LeakGracePeriod, k))
 				}
 			}

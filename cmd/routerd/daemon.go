@@ -117,7 +117,7 @@ type router struct {
 	policy  *netpolicy.Policy
 	// hostEndpoints are those that follow from Nodes.
 	hostEndpoints *kubecontrollers.Keeper
-	running       *kubecontrollers.Teller
+	running       *kubecontrollers.StatusWriter
 
 	presence *presence.Keeper
 
@@ -207,7 +207,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	d.hostEndpoints = kubecontrollers.NewKeeper(name, d.db, node.Virtual, log.With("component", "kubecontrollers"))
-	d.running = kubecontrollers.NewTeller(kubecontrollers.Running{
+	d.running = kubecontrollers.NewStatusWriter(kubecontrollers.Running{
 		API: d.inAPI, Mirrored: d.mirrors(),
 		LeakGrace: func(k *v3.KubeControllersConfiguration) time.Duration { return leakGrace(c.IPAM.LeakGracePeriod, k) },
 	}, d.db, log.With("component", "kubecontrollers"))

@@ -246,7 +246,7 @@ func (c *Cluster) watch(ctx context.Context) <-chan store.Batch {
 	if w, ok := c.cfg.Store.(store.NodeWatcher); ok {
 		if c.cache != nil {
 			if kinds, ownOnly := c.cache.complete(); !ownOnly && slices.Contains(kinds, store.KindWorkloadEndpoint) {
-				// Rules may follow what the disk has of them, and who asks does so once all is published.
+				// Rules may follow what the disk has of them, and who asks does so once all is known.
 				c.mu.Lock()
 				c.demand.left = time.Now()
 				c.others.Set(true)

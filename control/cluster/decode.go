@@ -51,6 +51,8 @@ func (d *decoder) change(ev store.Event) *Change {
 		ch.Value = d.pool(v, ev.Object.Raw)
 	case *store.Block:
 		ch.Value = newBlock(d.self, ev.Object, v)
+	case *v3.KubeControllersConfiguration:
+		ch.Value = newControllers(v, ev.Object.Raw)
 	default:
 		ch.Value = v
 	}

@@ -9,18 +9,18 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// othersKept is for how long the endpoints of other hosts are followed when nobody asks for
-// them any more: policies come and go, and each time that all pods are told anew costs the API
+// othersKept is for how long the endpoints of other hosts are followed when they are not asked for
+// any more: policies come and go, and each time that all pods are listed anew costs the API
 // server more than the changes of some minutes.
 const othersKept = 10 * time.Minute
 
-// demand is who asks for the endpoints of other hosts, and since when nobody does.
+// demand is who asks for the endpoints of other hosts, and since when there is no one who does.
 type demand struct {
 	askers map[string]bool
 	left   time.Time // when the last one left; zero: there was none
 }
 
-// set returns the demand after somebody began to ask, or ceased to.
+// set returns the demand after an asker began to ask, or ceased to.
 func (d demand) set(asker string, asks bool, now time.Time) demand {
 	if d.askers[asker] == asks {
 		return d
@@ -39,7 +39,7 @@ func (d demand) set(asker string, asks bool, now time.Time) demand {
 	return next
 }
 
-// wanted reports whether they are to be followed, and for how long that holds if nobody
+// wanted reports whether they are to be followed, and for how long that holds if no one
 // begins to ask, or ceases to; 0: until then.
 func (d demand) wanted(now time.Time) (is bool, holds time.Duration) {
 	if len(d.askers) > 0 {
@@ -57,9 +57,9 @@ func (d demand) wanted(now time.Time) (is bool, holds time.Duration) {
 type Others struct {
 	Optional bool      // the datastore can leave them out
 	Followed bool      // they are followed, or are about to be
-	Complete bool      // all were told, and each change is
+	Complete bool      // all are known, and each change is
 	Askers   []string  // who asks for them, sorted
-	Left     time.Time // when the last of those who asked did so no more, where nobody does; zero: there was none
+	Left     time.Time // when the last of those who asked did so no more, where none is left; zero: there was none
 }
 
 // Others returns what holds now.
@@ -77,8 +77,8 @@ func (c *Cluster) Others() Others {
 	return o
 }
 
-// AskOthers says whether somebody asks for the endpoints of other hosts. Once all of them
-// were told, steps have no OwnOnly. It does not wait.
+// AskOthers says whether an asker asks for the endpoints of other hosts. Once all of them
+// are known, steps have no OwnOnly. It does not wait.
 func (c *Cluster) AskOthers(asker string, asks bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 )
 
 // TestDemand: who asks is heard at once, and when the last one leaves what was asked for is kept for
-// a while: so nobody who comes back within it finds it gone.
+// a while: so no one who comes back within it finds it gone.
 func TestDemand(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -85,7 +85,7 @@ func podOf(node, name string, rev store.Revision) store.Event {
 	}}
 }
 
-// TestOthersFollowed: the datastore's watch follows the endpoints of others while somebody asks and for a
+// TestOthersFollowed: the datastore's watch follows the endpoints of others while one asks and for a
 // while after, steps say whether these are all known, and a restart goes on with what the run before
 // followed: with the others' only where they were followed to its end.
 func TestOthersFollowed(t *testing.T) {
@@ -154,10 +154,10 @@ func TestOthersFollowed(t *testing.T) {
 		d.AskOthers("policy", true)
 		followed(d, "policy asks", true)
 		says(d, "policy asks", store.Batch{Events: []store.Event{podOf("node2", "b", 3)}, Revision: 3, OwnOnly: true, Places: own})
-		says(d, "all are told", store.Batch{Revision: 3, Places: all})
+		says(d, "all are known", store.Batch{Revision: 3, Places: all})
 		d.AskOthers("policy", false)
 		<-time.After(othersKept - time.Second)
-		followed(d, "nobody asks since a moment", true)
+		followed(d, "no one asks since a moment", true)
 		d.AskOthers("policy", true)
 		<-time.After(othersKept)
 		followed(d, "it asks again", true)
@@ -168,8 +168,8 @@ func TestOthersFollowed(t *testing.T) {
 		followed(d, "a start with all", true)
 		says(d, "a start with all", store.Batch{Events: []store.Event{podOf("node1", "a", 2), podOf("node2", "b", 3)}, Revision: 3, Synced: true, Places: all})
 		<-time.After(othersKept)
-		followed(d, "nobody asked since the start", false)
-		says(d, "nobody asked since the start", store.Batch{Revision: 4, OwnOnly: true, Places: own})
+		followed(d, "no one asked since the start", false)
+		says(d, "no one asked since the start", store.Batch{Revision: 4, OwnOnly: true, Places: own})
 		<-time.After(2 * time.Second)
 		if kinds, ownOnly := d.cache.complete(); !ownOnly || !slices.Contains(kinds, store.KindWorkloadEndpoint) {
 			t.Errorf("the disk has %v, of this host only: %v", kinds, ownOnly)

@@ -17,7 +17,7 @@ type Change struct {
 	// need the object as it is stored.
 	store.Event
 
-	// Value is what the object says: a *[Node], *[Pool] or *[Block], and of other
+	// Value is what the object says: a *[Node], *[Pool], *[Block] or *[Controllers], and of other
 	// kinds the event's own Value. It is nil where the object is gone or, with Err
 	// set, makes no sense.
 	Value any

@@ -36,23 +36,23 @@ type Keeper struct {
 	changed, others async.Signal
 
 	mu         sync.Mutex
-	live       bool // all that the datastore has is known
-	asked      Asked
+	live       bool                 // all that the datastore has is known
+	asked      *cluster.Controllers // nil: there is no resource
 	self       *cluster.Node
 	interfaces map[string][]netip.Addr // nil: not known yet
 	nodes      map[string]bool
 	stored     map[string]*v3.HostEndpoint // by name: those that were made for Nodes
 	users      map[string]bool             // names that others have
 
-	told map[string]bool // names of which was logged that a user has them; Run's
+	logged map[string]bool // names of which was logged that a user has them; Run's
 }
 
 // NewKeeper returns a Keeper for the Node of that name. virtual says of which names interfaces
 // are workloads', tunnels' and the like: no template is about them.
 func NewKeeper(node string, s store.Store, virtual func(string) bool, log *slog.Logger) *Keeper {
 	return &Keeper{
-		node: node, store: s, virtual: virtual, log: log, changed: async.NewSignal(), others: async.NewSignal(), asked: Asked{Elsewhere: true},
-		nodes: make(map[string]bool), stored: make(map[string]*v3.HostEndpoint), users: make(map[string]bool), told: make(map[string]bool),
+		node: node, store: s, virtual: virtual, log: log, changed: async.NewSignal(), others: async.NewSignal(),
+		nodes: make(map[string]bool), stored: make(map[string]*v3.HostEndpoint), users: make(map[string]bool), logged: make(map[string]bool),
 	}
 }
 
@@ -75,8 +75,7 @@ func (k *Keeper) change(ch *cluster.Change) {
 	switch ch.Key.Kind {
 	case store.KindKubeControllersConfiguration:
 		if ch.Key.Name == store.DefaultName {
-			c, _ := ch.Object.Value.(*v3.KubeControllersConfiguration)
-			k.asked, _ = Read(c, ch.Object.Raw)
+			k.asked, _ = ch.Value.(*cluster.Controllers)
 		}
 	case store.KindNode:
 		n, _ := ch.Value.(*cluster.Node)
@@ -183,7 +182,7 @@ func (k *Keeper) own(ctx context.Context) error {
 			}
 			h, ok := cur.Value.(*v3.HostEndpoint)
 			if !ok || !made(h) || same(h, want) {
-				return nil, nil // a user's, of which the watch has not told yet
+				return nil, nil // a user's, that the watch has not shown yet
 			}
 			return update(h, want), nil
 		})
@@ -209,7 +208,7 @@ func (k *Keeper) gone(ctx context.Context) error {
 	k.mu.Unlock()
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(lost)) {
-		// A Node that was deleted and made anew is not told of at once.
+		// The watch may not have shown yet that a Node was made anew.
 		_, err := k.store.Get(ctx, store.ResourceKey(store.KindNode, lost[name]))
 		if errors.Is(err, store.ErrNotFound) {
 			err = k.remove(ctx, name, func(h *v3.HostEndpoint) bool { return h.Spec.Node == lost[name] })
@@ -223,22 +222,22 @@ func (k *Keeper) gone(ctx context.Context) error {
 func (k *Keeper) due() (put []*v3.HostEndpoint, remove []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if !k.live || k.asked.Elsewhere || k.self == nil || k.interfaces == nil {
+	if !k.live || k.asked == nil || k.asked.Elsewhere || k.self == nil || k.interfaces == nil {
 		return nil, nil
 	}
 	want := map[string]*v3.HostEndpoint{}
 	if k.asked.Create {
-		want = k.asked.Wanted(k.self, k.interfaces)
+		want = wanted(k.asked, k.self, k.interfaces)
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if k.users[name] {
-			if !k.told[name] {
-				k.told[name] = true
+			if !k.logged[name] {
+				k.logged[name] = true
 				k.log.Warn("a host endpoint is not made: there is one of that name that has not the label of those that are", "name", name, "label", LabelCreatedBy+"="+CreatedBy)
 			}
 			continue
 		}
-		delete(k.told, name)
+		delete(k.logged, name)
 		if have := k.stored[name]; have == nil || !same(have, want[name]) {
 			put = append(put, want[name])
 		}
@@ -265,7 +264,7 @@ func (k *Keeper) remove(ctx context.Context, name string, may func(*v3.HostEndpo
 	}
 	_, err = k.store.Txn(ctx, store.RemoveOp(cur))
 	if errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotFound) {
-		return nil // the watch tells what it is now
+		return nil // the watch shows what it is now
 	}
 	return err
 }

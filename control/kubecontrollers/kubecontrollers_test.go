@@ -88,14 +88,14 @@ func TestWanted(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			o := config(t, tt.asked)
-			a, problems := Read(o.Value.(*v3.KubeControllersConfiguration), o.Raw)
+			a := cluster.Decode("", store.Event{Key: o.Key, Object: o}).Value.(*cluster.Controllers)
 			node := n
 			if tt.node != nil {
 				node = tt.node
 			}
 			var got []string
 			if a.Create {
-				for name, h := range a.Wanted(node, interfaces) {
+				for name, h := range wanted(a, node, interfaces) {
 					if err := store.Validate(h); err != nil && tt.node == nil {
 						t.Errorf("what is made is refused: %v", err)
 					}
@@ -115,19 +115,19 @@ func TestWanted(t *testing.T) {
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("endpoints (-want +got):\n%s", diff)
 			}
-			if len(problems) != len(tt.problems) {
-				t.Fatalf("problems: %q", problems)
+			if len(a.Problems) != len(tt.problems) {
+				t.Fatalf("problems: %q", a.Problems)
 			}
 			for i, want := range tt.problems {
-				if !strings.Contains(problems[i], want) {
-					t.Errorf("problem %q, want one of %s", problems[i], want)
+				if !strings.Contains(a.Problems[i], want) {
+					t.Errorf("problem %q, want one of %s", a.Problems[i], want)
 				}
 			}
 		})
 	}
 }
 
-// bench is a datastore whose changes a Keeper and a Teller are told of.
+// bench is a datastore whose changes a Keeper and a StatusWriter follow.
 type bench struct {
 	t *testing.T
 	s store.Store
@@ -145,7 +145,7 @@ func newBench(t *testing.T, node string) (*bench, *Keeper) {
 	return b, k
 }
 
-// run tells what is in the datastore until the test ends.
+// run publishes what is in the datastore until the test ends.
 func (b *bench) run(handle func(cluster.Step), kinds ...store.Kind) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	ended := make(chan struct{})
@@ -250,7 +250,7 @@ func TestKeeper(t *testing.T) {
 	b.has("n1-auto-hep * r2", other)
 
 	elsewhere := config(t, `{"autoCreate":"Disabled"}`).Value.(*v3.KubeControllersConfiguration)
-	elsewhere.Status.EnvironmentVars = map[string]string{variable: "enabled"}
+	elsewhere.Status.EnvironmentVars = map[string]string{"AUTO_HOST_ENDPOINTS": "enabled"}
 	b.put(elsewhere)
 	b.put(aNode("n1", "r3"))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -279,9 +279,9 @@ func (t *text) String() string {
 	return t.b.String()
 }
 
-// TestTeller: the status says what is in force, follows the resource, and is left to a program
+// TestStatusWriter: the status says what is in force, follows the resource, and is left to a program
 // that writes it too.
-func TestTeller(t *testing.T) {
+func TestStatusWriter(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name    string
@@ -297,11 +297,11 @@ func TestTeller(t *testing.T) {
 			b := &bench{t, memory.New()}
 			tt.running.LeakGrace = func(*v3.KubeControllersConfiguration) time.Duration { return time.Minute }
 			log := new(text)
-			teller := NewTeller(tt.running, b.s, slog.New(slog.NewTextHandler(log, nil)))
-			b.run(teller.HandleStore, store.KindKubeControllersConfiguration)
+			writer := NewStatusWriter(tt.running, b.s, slog.New(slog.NewTextHandler(log, nil)))
+			b.run(writer.HandleStore, store.KindKubeControllersConfiguration)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan struct{})
-			go func() { defer close(ended); teller.Run(ctx) }()
+			go func() { defer close(ended); writer.Run(ctx) }()
 			defer func() { cancel(); <-ended }()
 			key := store.ResourceKey(store.KindKubeControllersConfiguration, store.DefaultName)
 			says := func(want string) store.Object {

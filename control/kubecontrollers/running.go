@@ -1,6 +1,7 @@
 package kubecontrollers
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -27,14 +28,14 @@ type Running struct {
 
 // status returns what is in force of a resource, in the form in which kube-controllers say it.
 // What has no effect is not in it.
-func (r Running) status(k *v3.KubeControllersConfiguration, raw []byte) v3.KubeControllersConfigurationStatus {
+func (r Running) status(k *v3.KubeControllersConfiguration, a *cluster.Controllers) v3.KubeControllersConfigurationStatus {
 	node := &v3.NodeControllerConfig{SyncLabels: v3.Disabled, LeakGracePeriod: &metav1.Duration{Duration: r.LeakGrace(k)}}
 	asked := k.Spec.Controllers.Node
 	if r.Mirrored && (asked == nil || asked.SyncLabels != v3.Disabled) {
 		node.SyncLabels = v3.Enabled
 	}
 	if asked != nil && asked.HostEndpoint != nil {
-		node.HostEndpoint = running(k, raw)
+		node.HostEndpoint = running(asked.HostEndpoint, a)
 	}
 	s := v3.KubeControllersConfigurationStatus{RunningConfig: v3.KubeControllersConfigurationSpec{Controllers: v3.ControllersConfig{Node: node}}}
 	if r.API {
@@ -58,26 +59,20 @@ func reread(s v3.KubeControllersConfigurationStatus) (out v3.KubeControllersConf
 }
 
 // running returns what is in force of the host endpoints of Nodes.
-func running(k *v3.KubeControllersConfiguration, raw []byte) *v3.AutoHostEndpointConfig {
-	// What was said of kube-controllers' variables is about to be replaced.
-	plain := &v3.KubeControllersConfiguration{Spec: k.Spec}
-	a, _ := Read(plain, raw)
-	h := &v3.AutoHostEndpointConfig{AutoCreate: v3.Disabled, CreateDefaultHostEndpoint: v3.DefaultHostEndpointsEnabled}
-	if asked := k.Spec.Controllers.Node.HostEndpoint.CreateDefaultHostEndpoint; asked != "" {
-		h.CreateDefaultHostEndpoint = asked
-	}
+func running(asked *v3.AutoHostEndpointConfig, a *cluster.Controllers) *v3.AutoHostEndpointConfig {
+	h := &v3.AutoHostEndpointConfig{AutoCreate: v3.Disabled, CreateDefaultHostEndpoint: cmp.Or(asked.CreateDefaultHostEndpoint, v3.DefaultHostEndpointsEnabled)}
 	if a.Create {
 		h.AutoCreate = v3.Enabled
 	}
-	for _, t := range a.templates {
-		h.Templates = append(h.Templates, t.asked)
+	for _, t := range a.Templates {
+		h.Templates = append(h.Templates, t.Template)
 	}
 	return h
 }
 
-// Teller writes the status of the KubeControllersConfiguration. Its methods are safe for
+// StatusWriter writes the status of the KubeControllersConfiguration. Its methods are safe for
 // concurrent use.
-type Teller struct {
+type StatusWriter struct {
 	running Running
 	store   store.Store
 	log     *slog.Logger
@@ -85,34 +80,33 @@ type Teller struct {
 
 	mu   sync.Mutex
 	live bool
-	seen store.Object // Value nil: there is none
+	seen cluster.Change // Value nil: there is none
 }
 
-// NewTeller returns a Teller of what is in force.
-func NewTeller(r Running, s store.Store, log *slog.Logger) *Teller {
-	return &Teller{running: r, store: s, log: log, changed: async.NewSignal()}
+// NewStatusWriter returns a StatusWriter of what is in force.
+func NewStatusWriter(r Running, s store.Store, log *slog.Logger) *StatusWriter {
+	return &StatusWriter{running: r, store: s, log: log, changed: async.NewSignal()}
 }
 
 // HandleStore applies a step of the cluster's copy. It does not block.
-func (t *Teller) HandleStore(s cluster.Step) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.live = s.Source == cluster.Live
+func (w *StatusWriter) HandleStore(s cluster.Step) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.live = s.Source == cluster.Live
 	for _, ch := range s.Changes {
 		if ch.Key == store.ResourceKey(store.KindKubeControllersConfiguration, store.DefaultName) && ch.Err == nil {
-			t.seen = ch.Object
-			t.seen.Key = ch.Key
+			w.seen = *ch
 		}
 	}
-	t.changed.Set()
+	w.changed.Set()
 }
 
 // Run says what is in force until ctx ends. It is for one host of the cluster. Where another
 // program writes the status again and again, as kube-controllers do, it leaves it to that
 // one: the two would never end.
-func (t *Teller) Run(ctx context.Context) {
+func (w *StatusWriter) Run(ctx context.Context) {
 	var said turn
-	_ = rounds(ctx, t.changed, t.log, "status", func(ctx context.Context) error { return t.say(ctx, &said) }) // ctx ended
+	_ = rounds(ctx, w.changed, w.log, "status", func(ctx context.Context) error { return w.say(ctx, &said) }) // ctx ended
 }
 
 // maxTurns is how often the status is written that another program wrote since.
@@ -126,34 +120,34 @@ type turn struct {
 }
 
 // say writes what is due.
-func (t *Teller) say(ctx context.Context, said *turn) error {
-	t.mu.Lock()
-	live, seen := t.live, t.seen
-	t.mu.Unlock()
-	k, ok := seen.Value.(*v3.KubeControllersConfiguration)
-	if !live || !ok || seen.Revision < said.at || said.others == maxTurns {
+func (w *StatusWriter) say(ctx context.Context, said *turn) error {
+	w.mu.Lock()
+	live, seen := w.live, w.seen
+	w.mu.Unlock()
+	k, ok := seen.Object.Value.(*v3.KubeControllersConfiguration)
+	if !live || !ok || seen.Object.Revision < said.at || said.others == maxTurns {
 		return nil
 	}
 	if said.wrote != nil && !reflect.DeepEqual(k.Status, *said.wrote) {
 		if said.others++; said.others == maxTurns {
-			t.log.Info("another program writes the status of the KubeControllersConfiguration; it is left to it")
+			w.log.Info("another program writes the status of the KubeControllersConfiguration; it is left to it")
 			return nil
 		}
 	}
-	want := t.running.status(k, seen.Raw)
+	want := w.running.status(k, seen.Value.(*cluster.Controllers))
 	if reflect.DeepEqual(k.Status, want) {
 		return nil
 	}
-	written, err := store.ModifyStatus(ctx, t.store, seen.Key, func(cur store.Object) (any, error) {
+	written, err := store.ModifyStatus(ctx, w.store, seen.Key, func(cur store.Object) (any, error) {
 		c, ok := cur.Value.(*v3.KubeControllersConfiguration)
-		if !ok || cur.Revision != seen.Revision {
-			return nil, nil // the watch tells what it is now
+		if !ok || cur.Revision != seen.Object.Revision {
+			return nil, nil // the watch shows what it is now
 		}
 		c = store.Clone(c).(*v3.KubeControllersConfiguration)
 		c.Status = want
 		return c, nil
 	})
-	if err == nil && written.Revision > seen.Revision {
+	if err == nil && written.Revision > seen.Object.Revision {
 		said.wrote, said.at = &want, written.Revision
 	}
 	return err

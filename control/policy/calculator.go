@@ -138,7 +138,8 @@ func (c *Calculator) change(ch *cluster.Change) {
 		b, _ := o.Value.(*v3.BGPConfiguration)
 		c.settings.putBGP(key.Name, b)
 	case store.KindKubeControllersConfiguration:
-		c.putControllers(o)
+		k, _ := ch.Value.(*cluster.Controllers)
+		c.putControllers(key, k)
 	case store.KindWorkloadEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet:
 		c.putLabelled(key, o.Value)
 	case store.KindHostEndpoint:

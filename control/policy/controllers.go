@@ -3,8 +3,6 @@ package policy
 import (
 	"strings"
 
-	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
-
 	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/kubecontrollers"
 	"github.com/routerd/routerd/store"
@@ -13,16 +11,17 @@ import (
 // putControllers follows what the KubeControllersConfiguration named default says of the host endpoints of Nodes. The host's own
 // setting gives them whatever it says. That of all interfaces is reckoned with before a host wrote its own; those of templates are
 // only known when they are written, for a Node does not say its interfaces.
-func (c *Calculator) putControllers(o store.Object) {
-	if o.Key.Name != store.DefaultName {
+func (c *Calculator) putControllers(key store.Key, asked *cluster.Controllers) {
+	if key.Name != store.DefaultName {
 		return
 	}
-	k, _ := o.Value.(*v3.KubeControllersConfiguration)
-	asked, problems := kubecontrollers.Read(k, o.Raw)
-	if len(problems) > 0 {
-		c.problems[o.Key] = strings.Join(problems, "; ")
+	on := c.cfg.AutoHostEndpoints
+	if asked != nil {
+		on = on || asked.Create && asked.Default
+		if len(asked.Problems) > 0 {
+			c.problems[key] = strings.Join(asked.Problems, "; ")
+		}
 	}
-	on := asked.Create && asked.Default || c.cfg.AutoHostEndpoints
 	if on == c.auto {
 		return
 	}

@@ -41,7 +41,7 @@ func (w banned) appliesTo(unit string) bool {
 
 func bannedWords() []banned {
 	re := regexp.MustCompile
-	reworded := []string{"control/bgp", "control/attach", "control/ipam", "dataplane/kernel"}
+	reworded := []string{"control/bgp", "control/attach", "control/ipam", "control/kubecontrollers", "control/cluster", "dataplane/kernel"}
 	return []banned{
 		{"wish", re(`\bwish(es)?\b`), re(`\bwish(es|ed)?\b`), "desired state, want", false, nil},
 		{"form", re(`\bforms?\b`), nil, "encapsulation, Encap", false, nil},
