@@ -30,7 +30,6 @@ func (d *router) runCollector(ctx context.Context) error {
 		Store: d.db, Node: d.name, Host: hostAddresses{d.ipam, d.attach, d.name},
 		Grace: d.cfg.IPAM.LeakGracePeriod, Log: d.log.With("component", "collector"),
 	})
-	c.SetGrace(d.cfg.IPAM.LeakGracePeriod) // 0 too, which the configuration takes for the default
 	var forCluster []func(context.Context)
 	if d.cfg.IPAM.LeakGracePeriod > 0 { // otherwise the resource does not count here, and another host is to look
 		forCluster = append(forCluster, c.RunCluster)

@@ -23,7 +23,7 @@ type Config struct {
 	Node  string      // required: this node's name
 	Host  Host        // what the host knows of its own addresses; nil: only the cluster's work
 
-	// Grace is how long a leak must have been one until [Collector.SetGrace]; 0: [DefaultGrace].
+	// Grace is how long a leak must have been one until [Collector.SetGrace]; 0: none is looked for.
 	Grace time.Duration
 	// Interval is the time between two looks; 0: a third of the grace period.
 	Interval time.Duration
@@ -76,9 +76,6 @@ type Collector struct {
 func New(cfg Config) *Collector {
 	if cfg.Store == nil || cfg.Node == "" {
 		panic("collect: Config lacks Store or Node")
-	}
-	if cfg.Grace <= 0 {
-		cfg.Grace = DefaultGrace
 	}
 	if cfg.Clock == nil {
 		cfg.Clock = time.Now

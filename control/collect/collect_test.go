@@ -362,6 +362,9 @@ func TestSetGrace(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		looks := 0
 		c := New(Config{Store: memory.New(), Node: "node-a"})
+		if grace, _ := c.grace(); grace != 0 {
+			t.Errorf("without a grace period it is %s", grace)
+		}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
