@@ -65,6 +65,7 @@ func outerFor(inner dataplane.Family, mine, theirs func(dataplane.Family) bool) 
 type ends struct {
 	nodes     *topology.Nodes
 	pools     *topology.Pools
+	blocks    *topology.Blocks
 	network   *topology.Network
 	nodesWith map[familySet]int                   // other nodes, by their families
 	hosts     map[dataplane.Family]dataplane.Host // this host's place on the underlay
@@ -75,7 +76,7 @@ type ends struct {
 
 func newEnds(n *topology.Nodes, p *topology.Pools, b *topology.Blocks, u *topology.Network) *ends {
 	return &ends{
-		nodes: n, pools: p, network: u, nodesWith: map[familySet]int{},
+		nodes: n, pools: p, blocks: b, network: u, nodesWith: map[familySet]int{},
 		vteps: newVTEPs(n, b), hosts: map[dataplane.Family]dataplane.Host{}, slots: map[dataplane.Encap]int{}, reach: map[dataplane.Family]map[string]dataplane.Reach{},
 	}
 }

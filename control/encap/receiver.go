@@ -289,6 +289,9 @@ func (r *receiver) rebuildDevices() bool {
 	for _, o := range forwarding {
 		now[o.Key()] = o
 	}
+	for _, o := range r.forOtherPods() {
+		now[o.Key()] = o
+	}
 	for _, f := range kept {
 		var d Devices
 		d.add(now, forwarding)
@@ -385,6 +388,42 @@ func (e *ends) looseUplinks() []dataplane.Object {
 	return out
 }
 
+// otherPods are the addresses by which another network of pods is on this host.
+func (e *ends) otherPods() []dataplane.UnderlayAddress {
+	return e.network.OtherPods(e.blocks.PodCIDRs(e.nodes.Self))
+}
+
+// looseOthers are the settings without which the strict tunnel of another network of pods,
+// flannel's, drops what peers still send through it when the answer leaves through
+// one of ours.
+func (e *ends) looseOthers() []dataplane.Object {
+	var out []dataplane.Object
+	for _, a := range e.otherPods() {
+		if l, ok := e.network.Device(a.Link); ok && a.Prefix.IsSingleIP() && a.Prefix.Addr().Is4() && l.RPFilter == 1 {
+			out = append(out, dataplane.LooseSource(l.Name))
+		}
+	}
+	return out
+}
+
+// forOtherPods are the settings by which pods behind the bridge of another network reach
+// workloads of this host: these have addresses of the bridge's subnet, where such a pod
+// looks for them by ARP, and the host answers for them (RFC 1027), without the delay that the
+// kernel has for what others may answer. For IPv6 the kernel answers for single
+// addresses alone.
+func (e *ends) forOtherPods() []dataplane.Object {
+	var out []dataplane.Object
+	for _, a := range e.otherPods() {
+		if a.Prefix.IsSingleIP() || !a.Prefix.Addr().Is4() {
+			continue
+		}
+		out = append(out, dataplane.Forwarding(a.Link),
+			dataplane.Sysctl{Name: "net/ipv4/conf/" + a.Link + "/proxy_arp", Value: "1"},
+			dataplane.Sysctl{Name: "net/ipv4/neigh/" + a.Link + "/proxy_delay", Value: "0"})
+	}
+	return out
+}
+
 // routeFromRA is the kernel's mark of routes that router advertisements made
 // (RTPROT_RA).
 const routeFromRA = 9
@@ -402,6 +441,7 @@ func (e *ends) forwarding() []dataplane.Object {
 	for _, l := range e.uplinks() {
 		out = append(out, dataplane.Forwarding(l.Name))
 	}
+	out = append(out, e.looseOthers()...)
 	six := false
 	for _, p := range e.pools.ByName {
 		six = six || p.Family() == dataplane.IPv6

@@ -54,6 +54,8 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 			if c, ok := ownBlock(p, o, poolName); ok {
 				if covers {
 					c.Reason = errCovers(inside, insideAddr).Error()
+				} else if a, ok := r.bridged(p); ok {
+					c.Reason = errBridged(a).Error()
 				}
 				out = append(out, c)
 			}
@@ -114,6 +116,18 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 		out = append(out, c)
 	}
 	return out
+}
+
+// bridged finds a bridge behind which pods of another network have addresses of a prefix of
+// this host's own: the kernel's route to it is in the place of ours, which would drop what
+// is for them.
+func (r *RIB) bridged(p netip.Prefix) (dataplane.UnderlayAddress, bool) {
+	for _, a := range r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self)) {
+		if !a.Prefix.IsSingleIP() && a.Prefix.Overlaps(p) {
+			return a, true
+		}
+	}
+	return dataplane.UnderlayAddress{}, false
 }
 
 // usurped says why a path that BGP has for a prefix is not used: the prefix is a part

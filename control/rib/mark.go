@@ -45,8 +45,11 @@ func (r *RIB) forgetPath(at ref) {
 
 // SetUnderlay follows a new snapshot of the network around the host, which set applies.
 func (r *RIB) SetUnderlay(set func()) {
-	before := r.resolutions()
+	before, bridges := r.resolutions(), r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self))
 	set()
+	if !slices.Equal(bridges, r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self))) {
+		r.MarkOwn()
+	}
 	for a, was := range before {
 		if now := r.resolution(a); now != was {
 			// Another gateway is one object replaced, and so is a group that lost a
@@ -253,6 +256,13 @@ func (r *RIB) followNextHop(a netip.Addr, turned bool) {
 func (r *RIB) markNextHop(a netip.Addr) {
 	for k := range r.hopsOf.Of(a) {
 		r.turned[k] = struct{}{}
+	}
+}
+
+// MarkOwn marks this host's own prefixes.
+func (r *RIB) MarkOwn() {
+	for p := range r.blocks.Of(r.nodes.Self) {
+		r.mark(r.prefixes.make(p))
 	}
 }
 

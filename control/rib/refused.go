@@ -3,6 +3,8 @@ package rib
 import (
 	"fmt"
 	"net/netip"
+
+	"github.com/routerd/routerd/dataplane"
 )
 
 // errPart says why a part of a node's block is left out that others announced.
@@ -16,6 +18,12 @@ func errPart(block netip.Prefix, node string) error {
 // and elsewhere what goes to the tunnel's end would go into the tunnel.
 func errCovers(node string, a netip.Addr) error {
 	return fmt.Errorf("the address %s of node %s itself lies in it: give the pool a CIDR apart from the hosts' network", a, node)
+}
+
+// errBridged says why a prefix of this host's own has no route that drops what no workload
+// has: pods of another network have addresses of it.
+func errBridged(a dataplane.UnderlayAddress) error {
+	return fmt.Errorf("pods that another network attached are behind %s, which has %s: the kernel's route leads there", a.Link, a.Prefix)
 }
 
 // errPlain says why what BGP announced of a block is left out where the store's way to

@@ -80,6 +80,9 @@ func (b *Blocks) SetPodCIDRs(node string, cidrs []netip.Prefix) (changed []netip
 	})
 }
 
+// PodCIDRs returns those that a node has, where they count.
+func (b *Blocks) PodCIDRs(node string) []netip.Prefix { return b.podCIDRs[node] }
+
 // change makes a change by which some prefixes may become another's, and returns those
 // that do.
 func (b *Blocks) change(affected []netip.Prefix, apply func()) (changed []netip.Prefix) {

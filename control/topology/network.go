@@ -68,6 +68,15 @@ func (n *Network) OfOwnAddress(r dataplane.UnderlayRoute) bool {
 	return r.Prefix.IsSingleIP() && n.ownAddrs[r.Prefix.Addr()]
 }
 
+// OtherPods returns the addresses in this host's pod CIDRs by which another network of pods
+// is on the host; see [dataplane.Underlay.OtherPods].
+func (n *Network) OtherPods(podCIDRs []netip.Prefix) []dataplane.UnderlayAddress {
+	if n.Underlay == nil || len(podCIDRs) == 0 {
+		return nil
+	}
+	return n.Underlay.OtherPods(podCIDRs)
+}
+
 // Device finds a device of the host.
 func (n *Network) Device(name string) (dataplane.UnderlayLink, bool) {
 	if n.Underlay == nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
 
@@ -75,6 +76,72 @@ func TestPodCIDRRoutes(t *testing.T) {
 	if diff := cmp.Diff([]string{"10.244.2.64/26 via 10.1.0.13 dev eth0", "10.244.3.0/24 via 10.1.0.13 dev eth0"}, poolRoutes(off)); diff != "" {
 		t.Errorf("turned off (-want +got):\n%s", diff)
 	}
+}
+
+// TestOtherPodsBridge: behind a bridge in this host's pod CIDR are pods of another network:
+// nothing of the host's own drops what is for them, and these reach its workloads; without
+// the bridge all is as ever.
+func TestOtherPodsBridge(t *testing.T) {
+	t.Parallel()
+	bridged := rack()
+	bridged.Links = append(bridged.Links,
+		dataplane.UnderlayLink{Index: 3, Name: "cni0", Type: "bridge", MTU: 1450, Up: true},
+		dataplane.UnderlayLink{Index: 4, Name: "flannel.1", Type: "vxlan", MTU: 1450, Up: true, RPFilter: 1})
+	bridged.Addresses = append(bridged.Addresses,
+		dataplane.UnderlayAddress{Link: "cni0", Prefix: netip.MustParsePrefix("10.244.1.1/24")},
+		dataplane.UnderlayAddress{Link: "flannel.1", Prefix: netip.MustParsePrefix("10.244.1.0/32")})
+	bridged.Routes = append(bridged.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("10.244.1.0/24"), Link: "cni0", Protocol: 2})
+	tab := newTable("node1")
+	tab.pods.on = true
+	tab.setUnderlay(bridged)
+	for _, ev := range []store.Event{
+		poolEvent("pods", "10.244.0.0/16", store.Direct),
+		podCIDREvent("node1", "10.1.0.11/24", "10.244.1.0/24"),
+		podCIDREvent("node2", "10.1.0.12/24", "10.244.2.0/24"),
+		blockEvent("10.244.1.64/26", "node1", nil),
+	} {
+		tab.take(ev)
+	}
+	check := func(what string, routes []string, settings map[string]string) {
+		t.Helper()
+		tab.settle()
+		if diff := cmp.Diff(routes, poolRoutes(tab)); diff != "" {
+			t.Errorf("%s: routes (-want +got):\n%s", what, diff)
+		}
+		got := map[string]string{}
+		for _, o := range desiredOf(tab) {
+			if s, ok := o.(dataplane.Sysctl); ok && (strings.Contains(s.Name, "cni0") || strings.Contains(s.Name, "flannel")) {
+				got[s.Name] = s.Value
+			}
+		}
+		if diff := cmp.Diff(settings, got); diff != "" {
+			t.Errorf("%s: settings (-want +got):\n%s", what, diff)
+		}
+	}
+	other := "10.244.2.0/24 via 10.1.0.12 dev eth0"
+	check("with the bridge", []string{other}, map[string]string{
+		"net/ipv4/conf/cni0/forwarding": "1", "net/ipv4/conf/cni0/proxy_arp": "1", "net/ipv4/neigh/cni0/proxy_delay": "0",
+		"net/ipv4/conf/flannel.1/rp_filter": "2",
+	})
+	why := ""
+	for _, c := range tab.rib.Explain(netip.MustParsePrefix("10.244.1.0/24")) {
+		why += c.Reason
+	}
+	if !strings.Contains(why, "are behind cni0, which has 10.244.1.1/24") {
+		t.Errorf("why there is no route is said so: %q", why)
+	}
+	tab.setUnderlay(rack())
+	own := []string{"blackhole 10.244.1.0/24", "blackhole 10.244.1.64/26", other}
+	check("without it", own, map[string]string{})
+	// The pod CIDR is known after the bridge.
+	tab.take(podCIDREvent("node1", "10.1.0.11/24"))
+	tab.setUnderlay(bridged)
+	check("no pod CIDR", []string{"blackhole 10.244.1.64/26", other}, map[string]string{})
+	tab.take(podCIDREvent("node1", "10.1.0.11/24", "10.244.1.0/24"))
+	check("the pod CIDR comes later", []string{other}, map[string]string{
+		"net/ipv4/conf/cni0/forwarding": "1", "net/ipv4/conf/cni0/proxy_arp": "1", "net/ipv4/neigh/cni0/proxy_delay": "0",
+		"net/ipv4/conf/flannel.1/rp_filter": "2",
+	})
 }
 
 func TestPodCIDRConflicts(t *testing.T) {

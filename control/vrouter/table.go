@@ -100,7 +100,13 @@ func (t *table) setNode(name string, n *cluster.Node) {
 		if n != nil {
 			cidrs = n.PodCIDRs
 		}
-		t.rib.MarkOrigins(t.blocks.SetPodCIDRs(name, cidrs))
+		changed := t.blocks.SetPodCIDRs(name, cidrs)
+		t.rib.MarkOrigins(changed)
+		if name == t.nodes.Self && len(changed) > 0 {
+			// What of another network is on this host is judged by them.
+			t.rib.MarkOwn()
+			t.encap.Changed()
+		}
 	}
 	if t.encap.SetNode(name, old, n) {
 		t.rib.FollowAll()

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"strings"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane"
@@ -8,19 +10,36 @@ import (
 )
 
 // takesOver reports whether a new route of ours replaces the foreign one that has its
-// key, in one step and so without a gap: where Calico ran on this host before. What
-// carries Felix's number goes whatever it says; of the others only what sends packets
-// where ours does, so that nothing but the owner changes: those of BIRD, and of the routes
-// to workloads and through vxlan.calico (deviceRouteProtocol), have numbers that others use
-// as well.
+// key, in one step and so without a gap: where Calico, flannel or kube-router wired pods
+// on this host before. What carries Felix's number goes whatever it says, and so does what
+// leads through flannel's tunnel; of the others only what sends packets
+// where ours does, so that nothing but the owner changes: those of BIRD, of the routes
+// to workloads and through vxlan.calico (deviceRouteProtocol), of flannel's host-gw and of
+// kube-router have numbers that others use as well.
 func (wr *writer) takesOver(r *fibRoute, w dataplane.Route) bool {
 	switch r.protocol {
 	case felix.Protocol:
 		return true
-	case unix.RTPROT_BIRD, unix.RTPROT_BOOT:
+	case unix.RTPROT_BOOT:
+		return wr.throughFlannel(r) && w.Type != dataplane.Blackhole || wr.doesAs(r, w)
+	case unix.RTPROT_BIRD, kubeRouter:
 		return wr.doesAs(r, w)
 	}
 	return false
+}
+
+// kubeRouter is the number that kube-router gives its routes: RTPROT_MROUTED, though it
+// means zebra's.
+const kubeRouter = unix.RTPROT_MROUTED
+
+// throughFlannel reports whether a route leads through a tunnel of flannel's to another node:
+// flannel.VNI, and flannel-v6.VNI for IPv6.
+func (wr *writer) throughFlannel(r *fibRoute) bool {
+	if r.typ != unix.RTN_UNICAST || len(r.legs) != 1 || !r.legs[0].gateway.IsValid() {
+		return false
+	}
+	l := wr.mirror.links[r.legs[0].link]
+	return l != nil && l.kind == string(dataplane.LinkVXLAN) && (strings.HasPrefix(l.name, "flannel.") || strings.HasPrefix(l.name, "flannel-v6."))
 }
 
 // doesAs reports whether a route in the kernel does with packets what w would.
@@ -48,7 +67,7 @@ func (wr *writer) doesAs(r *fibRoute, w dataplane.Route) bool {
 // replaced by it. The kernel's notice of that does not say which it replaced.
 func (wr *writer) tookOver(k dataplane.RouteKey) {
 	if over, _ := wr.mirror.foreignRoute(k); over != nil {
-		wr.log.Debug("route taken over from Calico", "route", k.String(), "protocol", protocolName(over.protocol))
+		wr.log.Debug("route taken over", "route", k.String(), "protocol", protocolName(over.protocol))
 		wr.mirror.deleteRoute(*over)
 		wr.underlay.changed()
 	}

@@ -63,6 +63,48 @@ unicast 192.168.6.0/26 via 10.0.0.2 dev up0 proto static scope global`)
 	l.shows("ip route show 192.168.4.0/26", "")
 }
 
+// TestOtherNetworksRoutesAreTakenOver: what flannel and kube-router left on a host becomes ours
+// in one step each; what only looks like it stays.
+func TestOtherNetworksRoutesAreTakenOver(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	l.wire("up0", "up1", "10.0.0.1/24")
+	for _, dev := range []string{"flannel.1 type vxlan id 1", "other.1 type vxlan id 2"} {
+		name, _, _ := strings.Cut(dev, " ")
+		l.run("ip link add "+dev+" dstport 8472 nolearning local 10.0.0.1 dev up0", "ip link set "+name+" up")
+	}
+	l.run("ip route add 192.168.1.0/24 via 192.168.1.0 dev flannel.1 onlink",
+		"ip route add 192.168.2.0/24 via 10.0.0.2 dev up0",          // host-gw
+		"ip route add 192.168.3.0/24 via 10.0.0.2 dev up0 proto 17", // kube-router
+		"ip route add 192.168.4.0/24 via 192.168.4.0 dev flannel.1 onlink proto static",
+		"ip route add 192.168.5.0/24 via 192.168.5.0 dev other.1 onlink",
+		"ip route add 192.168.6.0/24 via 10.0.0.9 dev up0 proto 17",
+		"ip route add 192.168.7.0/24 dev flannel.1")
+	deleted := l.deletions()
+	k := l.start()
+	want := host()
+	for _, p := range []string{"1", "2", "3", "4", "5", "6", "7"} {
+		want = append(want, route("192.168."+p+".0/24", 8))
+	}
+	rev := k.Replace(dataplane.SourceCore, want)
+	k.synced()
+	err := k.Wait(t.Context(), rev)
+	for _, p := range []string{"4", "5", "6", "7"} {
+		if err == nil || !strings.Contains(err.Error(), "192.168."+p+".0/24 belongs to protocol") {
+			t.Errorf("%v: want that 192.168.%s.0/24 belongs to another", err, p)
+		}
+	}
+	for _, p := range []string{"1", "2", "3"} {
+		l.shows("ip route show 192.168."+p+".0/24", "192.168."+p+".0/24 nhid 8 via 10.0.0.2 dev up0 proto 77 onlink")
+	}
+	if gone := deleted(); len(gone) > 0 {
+		t.Errorf("routes were deleted on the way: %v", gone)
+	}
+	// flanneld starts again, and makes its route anew.
+	l.run("ip route replace 192.168.1.0/24 via 192.168.1.0 dev flannel.1 onlink")
+	l.shows("ip route show 192.168.1.0/24", "192.168.1.0/24 nhid 8 via 10.0.0.2 dev up0 proto 77 onlink")
+}
+
 // deletions follows the kernel's notices of routes from here on; the result returns which
 // were deleted until it is called.
 func (l *lab) deletions() func() []string {
