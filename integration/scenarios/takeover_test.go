@@ -43,8 +43,8 @@ func TestTakeoverFromCalico(t *testing.T) {
 	}
 	pairs := [][2]string{{"node1/pod1", "node2/pod1"}, {"node1/pod2", "node2/pod2"}, {"node1/pod1", "node2/pod2"}}
 	for _, p := range pairs {
-		if _, err := l.Ping(await.Context(t), p[0], p[1], traffic.Options{}); err != nil {
-			t.Fatalf("Calico's own network, %v: %v", p, err)
+		if r, err := l.Ping(await.Context(t), p[0], p[1], traffic.Options{}); err != nil || !r.OK {
+			t.Fatalf("Calico's own network, %v: %s, %v", p, r, err)
 		}
 	}
 	packets := startPackets(t, l, traffic.LoadOptions{Rate: loadRate()}, pairs...)
@@ -107,8 +107,8 @@ func TestTakeoverFromCalico(t *testing.T) {
 	if _, err := l.AttachKubePod(await.Context(t), "node1/pod3", "default", "uid-3"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Ping(await.Context(t), "node1/pod3", "node2/pod2", traffic.Options{}); err != nil {
-		t.Error(err)
+	if r, err := l.Ping(await.Context(t), "node1/pod3", "node2/pod2", traffic.Options{}); err != nil || !r.OK {
+		t.Errorf("node1/pod3 → node2/pod2: %s, %v", r, err)
 	}
 	check()
 }
