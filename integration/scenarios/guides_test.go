@@ -20,6 +20,7 @@ func byHand() map[string]string {
 	return map[string]string{
 		"guides/dual-stack.md: routerctl lab up":                                  "brings a lab up: cmd/routerctl/labcmd",
 		"guides/from-calico.md: ":                                                 "wants a host that Calico had: TestTakeoverFromCalico, which runs those of clean-up and of the way back as they stand there",
+		"guides/from-flannel.md: ":                                                "wants a host that flannel had: TestMoveFromOtherNetworks, which runs those on the node after the last one moved as they stand there",
 		"guides/getting-started.md: routerd join":                                 "the lab's hosts have joined by it",
 		"guides/getting-started.md: etcd":                                         "another program, which does not end",
 		"guides/kubernetes.md: make image":                                        "wants Kubernetes: integration/kube/cluster",
