@@ -41,11 +41,12 @@ VMSOME := ^(TestSocketsIPIP|TestBesideNetworkd)$$
 # What puts a load on the kernel says nothing about another version of it, and
 # takes minutes on an emulated processor: test-unit has it.
 VMSKIP := ^(TestKilledBetweenParts|TestRefusedMessagesConverge|TestTwentyThousandRoutes|TestGroupMovesManyRoutes|TestManyCallersAtOnce|TestSaboteur|TestPathIndependence|TestUnchangedWorldSeesNoMessage|TestSetMTUUnderTraffic)$$
-# Models that play many hosts in one goroutine: the race detector
-# has nothing to find there, and makes more than a minute of ten seconds. No other package
-# has tests of these names.
-RACELESSPKG := ./control/vrouter
-RACELESS := ^TestLiveChange(WithFaults|Dark)?$$
+# Models that play many hosts in one goroutine, in which the race detector
+# has nothing to find, and makes more than a minute of ten seconds; and scripts of some
+# hundred commands, each a process whose start it makes three times as dear. What commands do
+# at once has tests of its own, with it. No other package has tests of these names.
+RACELESSPKG := ./control/vrouter ./cmd/routerctl
+RACELESS := ^(TestLiveChange(WithFaults|Dark)?|TestScripts)$$
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
 FUZZTIME ?= 10s
 SOAKTIME ?= 10m
