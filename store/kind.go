@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -21,8 +22,8 @@ type kindInfo struct {
 	plural     string // in etcd keys and on the command line
 	aliases    []string
 	namespaced bool
-	record     bool // of IPAM or of routerd itself: no manifest form
-	new        func() any
+	record     bool         // of IPAM or of routerd itself: no manifest form
+	of         reflect.Type // of the value that a pointer leads to
 }
 
 // kindTable says what is known of every kind, in the order in which manifests
@@ -30,41 +31,41 @@ type kindInfo struct {
 // constant tables: nothing writes it after the program's start, and every key
 // of every watch event is looked up in it, so it is not made anew each time.
 var kindTable = [...]kindInfo{
-	{kind: KindClusterInformation, plural: "clusterinformations", aliases: []string{"clusterinformation", "clusterinfo", "clusterinfos"}, new: func() any { return new(v3.ClusterInformation) }},
-	{kind: KindTier, plural: "tiers", aliases: []string{"tier"}, new: func() any { return new(v3.Tier) }},
-	{kind: KindFelixConfiguration, plural: "felixconfigurations", aliases: []string{"felixconfiguration", "felixconfig", "felixconfigs"}, new: func() any { return new(v3.FelixConfiguration) }},
-	{kind: KindBGPConfiguration, plural: "bgpconfigurations", aliases: []string{"bgpconfiguration", "bgpconfig", "bgpconfigs"}, new: func() any { return new(v3.BGPConfiguration) }},
-	{kind: KindBGPFilter, plural: "bgpfilters", aliases: []string{"bgpfilter", "bgpf", "bgpfs", "bf", "bfs"}, new: func() any { return new(v3.BGPFilter) }},
-	{kind: KindIPPool, plural: "ippools", aliases: []string{"ippool", "ipp", "ipps", "pool", "pools"}, new: func() any { return new(v3.IPPool) }},
-	{kind: KindIPReservation, plural: "ipreservations", aliases: []string{"ipreservation", "reservation", "reservations"}, new: func() any { return new(v3.IPReservation) }},
-	{kind: KindNode, plural: "nodes", aliases: []string{"node", "no", "nos"}, new: func() any { return new(Node) }},
-	{kind: KindBGPPeer, plural: "bgppeers", aliases: []string{"bgppeer", "bgpp", "bgpps", "bp", "bps"}, new: func() any { return new(v3.BGPPeer) }},
-	{kind: KindProfile, plural: "profiles", aliases: []string{"profile", "pro", "pros", "profs"}, new: func() any { return new(v3.Profile) }},
-	{kind: KindWorkloadEndpoint, plural: "workloadendpoints", aliases: []string{"workloadendpoint", "wep", "weps"}, namespaced: true, new: func() any { return new(WorkloadEndpoint) }},
-	{kind: KindHostEndpoint, plural: "hostendpoints", aliases: []string{"hostendpoint", "hep", "heps"}, new: func() any { return new(v3.HostEndpoint) }},
-	{kind: KindNetworkSet, plural: "networksets", aliases: []string{"networkset", "netset", "netsets"}, namespaced: true, new: func() any { return new(v3.NetworkSet) }},
-	{kind: KindGlobalNetworkSet, plural: "globalnetworksets", aliases: []string{"globalnetworkset", "gns", "gnetsets"}, new: func() any { return new(v3.GlobalNetworkSet) }},
-	{kind: KindNetworkPolicy, plural: "networkpolicies", aliases: []string{"networkpolicy", "policy", "np", "policies", "pol", "pols"}, namespaced: true, new: func() any { return new(v3.NetworkPolicy) }},
-	{kind: KindGlobalNetworkPolicy, plural: "globalnetworkpolicies", aliases: []string{"globalnetworkpolicy", "gnp", "gnps"}, new: func() any { return new(v3.GlobalNetworkPolicy) }},
-	{kind: KindStagedNetworkPolicy, plural: "stagednetworkpolicies", aliases: []string{"stagednetworkpolicy", "snp", "snps", "stagedpolicy", "stagedpolicies", "spol", "spols"}, namespaced: true, new: func() any { return new(v3.StagedNetworkPolicy) }},
-	{kind: KindStagedGlobalNetworkPolicy, plural: "stagedglobalnetworkpolicies", aliases: []string{"stagedglobalnetworkpolicy", "sgnp", "sgnps"}, new: func() any { return new(v3.StagedGlobalNetworkPolicy) }},
-	{kind: KindStagedKubernetesNetworkPolicy, plural: "stagedkubernetesnetworkpolicies", aliases: []string{"stagedkubernetesnetworkpolicy", "sknp", "sknps", "stagedkubernetespolicy", "stagedkubernetespolicies", "skpol", "skpols"}, namespaced: true, new: func() any { return new(v3.StagedKubernetesNetworkPolicy) }},
-	{kind: KindIPAMConfiguration, plural: "ipamconfigurations", aliases: []string{"ipamconfiguration", "ipamconfig", "ipamconfigs"}, new: func() any { return new(v3.IPAMConfiguration) }},
-	{kind: KindKubeControllersConfiguration, plural: "kubecontrollersconfigurations", aliases: []string{"kubecontrollersconfiguration", "kubecontrollersconfig", "kubecontrollersconfigs", "kcconfig", "kcconfigs"}, new: func() any { return new(v3.KubeControllersConfiguration) }},
-	{kind: KindCalicoNodeStatus, plural: "caliconodestatuses", aliases: []string{"caliconodestatus", "nodestatus", "nodestatuses", "cns"}, new: func() any { return new(v3.CalicoNodeStatus) }},
-	{kind: KindBlockAffinity, plural: "blockaffinities", aliases: []string{"blockaffinity", "affinity", "affinities"}, new: func() any { return new(v3.BlockAffinity) }},
+	{kind: KindClusterInformation, plural: "clusterinformations", aliases: []string{"clusterinformation", "clusterinfo", "clusterinfos"}, of: reflect.TypeFor[v3.ClusterInformation]()},
+	{kind: KindTier, plural: "tiers", aliases: []string{"tier"}, of: reflect.TypeFor[v3.Tier]()},
+	{kind: KindFelixConfiguration, plural: "felixconfigurations", aliases: []string{"felixconfiguration", "felixconfig", "felixconfigs"}, of: reflect.TypeFor[v3.FelixConfiguration]()},
+	{kind: KindBGPConfiguration, plural: "bgpconfigurations", aliases: []string{"bgpconfiguration", "bgpconfig", "bgpconfigs"}, of: reflect.TypeFor[v3.BGPConfiguration]()},
+	{kind: KindBGPFilter, plural: "bgpfilters", aliases: []string{"bgpfilter", "bgpf", "bgpfs", "bf", "bfs"}, of: reflect.TypeFor[v3.BGPFilter]()},
+	{kind: KindIPPool, plural: "ippools", aliases: []string{"ippool", "ipp", "ipps", "pool", "pools"}, of: reflect.TypeFor[v3.IPPool]()},
+	{kind: KindIPReservation, plural: "ipreservations", aliases: []string{"ipreservation", "reservation", "reservations"}, of: reflect.TypeFor[v3.IPReservation]()},
+	{kind: KindNode, plural: "nodes", aliases: []string{"node", "no", "nos"}, of: reflect.TypeFor[Node]()},
+	{kind: KindBGPPeer, plural: "bgppeers", aliases: []string{"bgppeer", "bgpp", "bgpps", "bp", "bps"}, of: reflect.TypeFor[v3.BGPPeer]()},
+	{kind: KindProfile, plural: "profiles", aliases: []string{"profile", "pro", "pros", "profs"}, of: reflect.TypeFor[v3.Profile]()},
+	{kind: KindWorkloadEndpoint, plural: "workloadendpoints", aliases: []string{"workloadendpoint", "wep", "weps"}, namespaced: true, of: reflect.TypeFor[WorkloadEndpoint]()},
+	{kind: KindHostEndpoint, plural: "hostendpoints", aliases: []string{"hostendpoint", "hep", "heps"}, of: reflect.TypeFor[v3.HostEndpoint]()},
+	{kind: KindNetworkSet, plural: "networksets", aliases: []string{"networkset", "netset", "netsets"}, namespaced: true, of: reflect.TypeFor[v3.NetworkSet]()},
+	{kind: KindGlobalNetworkSet, plural: "globalnetworksets", aliases: []string{"globalnetworkset", "gns", "gnetsets"}, of: reflect.TypeFor[v3.GlobalNetworkSet]()},
+	{kind: KindNetworkPolicy, plural: "networkpolicies", aliases: []string{"networkpolicy", "policy", "np", "policies", "pol", "pols"}, namespaced: true, of: reflect.TypeFor[v3.NetworkPolicy]()},
+	{kind: KindGlobalNetworkPolicy, plural: "globalnetworkpolicies", aliases: []string{"globalnetworkpolicy", "gnp", "gnps"}, of: reflect.TypeFor[v3.GlobalNetworkPolicy]()},
+	{kind: KindStagedNetworkPolicy, plural: "stagednetworkpolicies", aliases: []string{"stagednetworkpolicy", "snp", "snps", "stagedpolicy", "stagedpolicies", "spol", "spols"}, namespaced: true, of: reflect.TypeFor[v3.StagedNetworkPolicy]()},
+	{kind: KindStagedGlobalNetworkPolicy, plural: "stagedglobalnetworkpolicies", aliases: []string{"stagedglobalnetworkpolicy", "sgnp", "sgnps"}, of: reflect.TypeFor[v3.StagedGlobalNetworkPolicy]()},
+	{kind: KindStagedKubernetesNetworkPolicy, plural: "stagedkubernetesnetworkpolicies", aliases: []string{"stagedkubernetesnetworkpolicy", "sknp", "sknps", "stagedkubernetespolicy", "stagedkubernetespolicies", "skpol", "skpols"}, namespaced: true, of: reflect.TypeFor[v3.StagedKubernetesNetworkPolicy]()},
+	{kind: KindIPAMConfiguration, plural: "ipamconfigurations", aliases: []string{"ipamconfiguration", "ipamconfig", "ipamconfigs"}, of: reflect.TypeFor[v3.IPAMConfiguration]()},
+	{kind: KindKubeControllersConfiguration, plural: "kubecontrollersconfigurations", aliases: []string{"kubecontrollersconfiguration", "kubecontrollersconfig", "kubecontrollersconfigs", "kcconfig", "kcconfigs"}, of: reflect.TypeFor[v3.KubeControllersConfiguration]()},
+	{kind: KindCalicoNodeStatus, plural: "caliconodestatuses", aliases: []string{"caliconodestatus", "nodestatus", "nodestatuses", "cns"}, of: reflect.TypeFor[v3.CalicoNodeStatus]()},
+	{kind: KindBlockAffinity, plural: "blockaffinities", aliases: []string{"blockaffinity", "affinity", "affinities"}, of: reflect.TypeFor[v3.BlockAffinity]()},
 
-	{kind: KindIPAMBlock, record: true, new: func() any { return new(Block) }},
-	{kind: KindIPAMAffinity, record: true, new: func() any { return new(Affinity) }},
-	{kind: KindIPAMHandle, record: true, new: func() any { return new(Handle) }},
-	{kind: KindIPAMConfig, record: true, new: func() any { return new(IPAMConfig) }},
-	{kind: KindSecret, record: true, new: func() any { return new(Secret) }},
-	{kind: KindIncarnation, record: true, new: func() any { return new(Incarnation) }},
-	{kind: KindChange, record: true, new: func() any { return new(Change) }},
-	{kind: KindUnconfirmed, record: true, new: func() any { return new(Unconfirmed) }},
-	{kind: KindService, record: true, namespaced: true, new: func() any { return new(Service) }},
-	{kind: KindEndpointSlice, record: true, namespaced: true, new: func() any { return new(EndpointSlice) }},
-	{kind: KindServiceCIDR, record: true, new: func() any { return new(ServiceCIDR) }},
+	{kind: KindIPAMBlock, record: true, of: reflect.TypeFor[Block]()},
+	{kind: KindIPAMAffinity, record: true, of: reflect.TypeFor[Affinity]()},
+	{kind: KindIPAMHandle, record: true, of: reflect.TypeFor[Handle]()},
+	{kind: KindIPAMConfig, record: true, of: reflect.TypeFor[IPAMConfig]()},
+	{kind: KindSecret, record: true, of: reflect.TypeFor[Secret]()},
+	{kind: KindIncarnation, record: true, of: reflect.TypeFor[Incarnation]()},
+	{kind: KindChange, record: true, of: reflect.TypeFor[Change]()},
+	{kind: KindUnconfirmed, record: true, of: reflect.TypeFor[Unconfirmed]()},
+	{kind: KindService, record: true, namespaced: true, of: reflect.TypeFor[Service]()},
+	{kind: KindEndpointSlice, record: true, namespaced: true, of: reflect.TypeFor[EndpointSlice]()},
+	{kind: KindServiceCIDR, record: true, of: reflect.TypeFor[ServiceCIDR]()},
 }
 
 func infoOf(kind Kind) (*kindInfo, bool) {
@@ -158,7 +159,7 @@ func New(kind Kind) any {
 	if !ok {
 		return nil
 	}
-	v := info.new()
+	v := reflect.New(info.of).Interface()
 	if r, ok := v.(resource); ok {
 		setType(r, kind)
 	}
@@ -168,75 +169,12 @@ func New(kind Kind) any {
 // KindOf returns the kind of a value by its Go type, whatever its kind member
 // says.
 func KindOf(v any) (Kind, bool) {
-	switch v.(type) {
-	case *v3.ClusterInformation:
-		return KindClusterInformation, true
-	case *v3.Tier:
-		return KindTier, true
-	case *v3.FelixConfiguration:
-		return KindFelixConfiguration, true
-	case *v3.BGPConfiguration:
-		return KindBGPConfiguration, true
-	case *v3.BGPFilter:
-		return KindBGPFilter, true
-	case *v3.IPPool:
-		return KindIPPool, true
-	case *v3.IPReservation:
-		return KindIPReservation, true
-	case *Node:
-		return KindNode, true
-	case *v3.BGPPeer:
-		return KindBGPPeer, true
-	case *v3.Profile:
-		return KindProfile, true
-	case *WorkloadEndpoint:
-		return KindWorkloadEndpoint, true
-	case *v3.HostEndpoint:
-		return KindHostEndpoint, true
-	case *v3.NetworkSet:
-		return KindNetworkSet, true
-	case *v3.GlobalNetworkSet:
-		return KindGlobalNetworkSet, true
-	case *v3.NetworkPolicy:
-		return KindNetworkPolicy, true
-	case *v3.GlobalNetworkPolicy:
-		return KindGlobalNetworkPolicy, true
-	case *v3.StagedNetworkPolicy:
-		return KindStagedNetworkPolicy, true
-	case *v3.StagedGlobalNetworkPolicy:
-		return KindStagedGlobalNetworkPolicy, true
-	case *v3.StagedKubernetesNetworkPolicy:
-		return KindStagedKubernetesNetworkPolicy, true
-	case *v3.IPAMConfiguration:
-		return KindIPAMConfiguration, true
-	case *v3.KubeControllersConfiguration:
-		return KindKubeControllersConfiguration, true
-	case *v3.CalicoNodeStatus:
-		return KindCalicoNodeStatus, true
-	case *v3.BlockAffinity:
-		return KindBlockAffinity, true
-	case *Block:
-		return KindIPAMBlock, true
-	case *Affinity:
-		return KindIPAMAffinity, true
-	case *Handle:
-		return KindIPAMHandle, true
-	case *IPAMConfig:
-		return KindIPAMConfig, true
-	case *Secret:
-		return KindSecret, true
-	case *Incarnation:
-		return KindIncarnation, true
-	case *Change:
-		return KindChange, true
-	case *Unconfirmed:
-		return KindUnconfirmed, true
-	case *Service:
-		return KindService, true
-	case *EndpointSlice:
-		return KindEndpointSlice, true
-	case *ServiceCIDR:
-		return KindServiceCIDR, true
+	if t := reflect.TypeOf(v); t != nil && t.Kind() == reflect.Pointer {
+		for i := range kindTable {
+			if kindTable[i].of == t.Elem() {
+				return kindTable[i].kind, true
+			}
+		}
 	}
 	return "", false
 }

@@ -1,10 +1,6 @@
 package store
 
-import (
-	"maps"
-	"net/netip"
-	"slices"
-)
+import "net/netip"
 
 // ServiceCIDR is a range of which Services get their cluster addresses.
 type ServiceCIDR struct {
@@ -80,22 +76,3 @@ func EndpointSliceKey(namespace, name string) Key {
 
 // ServiceCIDRKey returns the key of a ServiceCIDR.
 func ServiceCIDRKey(name string) Key { return Key{Kind: KindServiceCIDR, Name: name} }
-
-func (s *Service) clone() *Service {
-	if s == nil {
-		return nil
-	}
-	c := *s
-	c.ClusterIPs, c.ExternalIPs, c.LoadBalancerIPs = slices.Clone(s.ClusterIPs), slices.Clone(s.ExternalIPs), slices.Clone(s.LoadBalancerIPs)
-	c.NodePorts = slices.Clone(s.NodePorts)
-	return &c
-}
-
-func (s *EndpointSlice) clone() *EndpointSlice {
-	if s == nil {
-		return nil
-	}
-	c := *s
-	c.Nodes = maps.Clone(s.Nodes)
-	return &c
-}
