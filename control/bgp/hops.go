@@ -38,7 +38,7 @@ func newPathSet(hops ...Hop) *PathSet {
 	if a := s.PeerAddr; a.IsValid() && engine.Name(a) != peer {
 		peer += " (" + engine.Name(a) + ")"
 	}
-	s.Announced = nexthop.AnnounceNamed(named, peer, s.NextHop, others...)
+	s.Announced = nexthop.Announce(named, peer, s.NextHop, others...)
 	return s
 }
 

@@ -100,13 +100,7 @@ type Announcement struct {
 type Announced = unique.Handle[Announcement]
 
 // Announce interns what a peer announces with several next hops of equal cost,
-// or with the first alone.
-func Announce(peer string, best netip.Addr, others ...netip.Addr) Announced {
-	return AnnounceNamed(0, peer, best, others...)
-}
-
-// AnnounceNamed is [Announce] of what the operator let in by name, see
-// [Announcement.Named].
-func AnnounceNamed(named int, peer string, best netip.Addr, others ...netip.Addr) Announced {
+// or with the first alone. See [Announcement.Named]; 0: the operator named none of it.
+func Announce(named int, peer string, best netip.Addr, others ...netip.Addr) Announced {
 	return unique.Make(Announcement{NextHop: best, Peer: peer, Hops: SetOf(append(slices.Clip(others), best)...), Named: named})
 }

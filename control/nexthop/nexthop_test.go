@@ -36,11 +36,11 @@ func TestSet(t *testing.T) {
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	first := Announce("tor", a, b)
-	if again := Announce("tor", a, b); again != first {
+	first := Announce(0, "tor", a, b)
+	if again := Announce(0, "tor", a, b); again != first {
 		t.Error("equal announcements differ")
 	}
-	for _, other := range []Announced{Announce("tor", a), Announce("tor", b, a), Announce("other", a, b), AnnounceNamed(32, "tor", a, b)} {
+	for _, other := range []Announced{Announce(0, "tor", a), Announce(0, "tor", b, a), Announce(0, "other", a, b), Announce(32, "tor", a, b)} {
 		if other == first {
 			t.Errorf("%+v is taken for another", other.Value())
 		}

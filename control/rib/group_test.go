@@ -26,7 +26,7 @@ func addrs(list ...string) []netip.Addr {
 // learnedPath is a path with these next hops.
 func learnedPath(prefix string, hops ...string) Path {
 	a := addrs(hops...)
-	return Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.Announce("tor", a[0], a[1:]...)}
+	return Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.Announce(0, "tor", a[0], a[1:]...)}
 }
 
 // reached says where each learned prefix goes: the gateways, through whatever

@@ -214,7 +214,7 @@ func TestUpdatesLeadToTheWish(t *testing.T) {
 		check(t, feed(t, c, store.Batch{Events: testCluster(store.IPIP), Synced: true}))
 		check(t, feed(t, c, store.Batch{Events: []store.Event{poolEvent("pool", "192.168.0.0/16", store.VXLANCrossSubnet)}}))
 		check(t, feed(t, c, store.Batch{Events: []store.Event{gone(nodeEvent("node2", "", "", ""))}}))
-		check(t, c.Paths(t.Context(), rib.Update{Put: []rib.Path{{Prefix: netip.MustParsePrefix("172.16.0.0/12"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}}}))
+		check(t, c.Paths(t.Context(), rib.Update{Put: []rib.Path{{Prefix: netip.MustParsePrefix("172.16.0.0/12"), Announced: nexthop.Announce(0, "tor", netip.MustParseAddr("10.1.0.1"))}}}))
 		want, err := ask(t.Context(), c, func(l *loop) []dataplane.Object { return desiredOf(l.table) })
 		check(t, err)
 		synctest.Wait()
@@ -235,7 +235,7 @@ func TestUpdatesLeadToTheWish(t *testing.T) {
 func TestDeferBGP(t *testing.T) {
 	far := netip.MustParsePrefix("192.168.3.0/26")
 	path := func(nextHop string) rib.Update {
-		return rib.Update{Put: []rib.Path{{Prefix: far, Announced: nexthop.Announce("peer", netip.MustParseAddr(nextHop))}}}
+		return rib.Update{Put: []rib.Path{{Prefix: far, Announced: nexthop.Announce(0, "peer", netip.MustParseAddr(nextHop))}}}
 	}
 	route := dataplane.Route{Prefix: far, Table: dataplane.MainTable}.Key()
 	prepare := func(t *testing.T) (*Core, *fakeSink) {
@@ -330,7 +330,7 @@ func TestRestartInChange(t *testing.T) {
 			t.Error("before BGP is in sync the host says that it has moved")
 		}
 		check(t, c.Paths(t.Context(), rib.Update{
-			Put:    []rib.Path{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))}},
+			Put:    []rib.Path{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), Announced: nexthop.Announce(0, "tor", netip.MustParseAddr("10.1.0.1"))}},
 			Synced: true,
 		}))
 		synctest.Wait()

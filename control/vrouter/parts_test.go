@@ -22,7 +22,7 @@ func TestPartOfBlock(t *testing.T) {
 	const node2, node3, tor = "10.1.0.12", "10.2.0.11", "10.1.0.1"
 	part := func(prefix string, named int, hops ...string) rib.Path {
 		a := addrs(hops...)
-		return rib.Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.AnnounceNamed(named, "peer", a[0], a[1:]...)}
+		return rib.Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.Announce(named, "peer", a[0], a[1:]...)}
 	}
 	for name, tt := range map[string]struct {
 		put  rib.Path

@@ -209,9 +209,9 @@ func TestDirectTakesBGP(t *testing.T) {
 	near := netip.MustParsePrefix("192.168.2.0/26")
 	tor := netip.MustParsePrefix("172.20.0.0/16")
 	tab.rib.SetPaths(rib.Update{Put: []rib.Path{
-		{Prefix: far, Announced: nexthop.Announce("node3", netip.MustParseAddr("10.2.0.11"))},
-		{Prefix: near, Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))},
-		{Prefix: tor, Announced: nexthop.Announce("tor", netip.MustParseAddr("10.1.0.1"))},
+		{Prefix: far, Announced: nexthop.Announce(0, "node3", netip.MustParseAddr("10.2.0.11"))},
+		{Prefix: near, Announced: nexthop.Announce(0, "tor", netip.MustParseAddr("10.1.0.1"))},
+		{Prefix: tor, Announced: nexthop.Announce(0, "tor", netip.MustParseAddr("10.1.0.1"))},
 	}})
 	tab.settle()
 	got := render(tab)
@@ -258,7 +258,7 @@ func TestOwnPrefixOfBGP(t *testing.T) {
 	borrowed, whole := netip.MustParsePrefix("192.168.2.6/32"), netip.MustParsePrefix("192.168.1.0/26")
 	tab := newTestTable(testCluster(store.Direct)...)
 	tor := netip.MustParseAddr("10.1.0.1")
-	tab.rib.SetPaths(rib.Update{Put: []rib.Path{{Prefix: borrowed, Announced: nexthop.Announce("tor", tor)}, {Prefix: whole, Announced: nexthop.Announce("tor", tor)}}})
+	tab.rib.SetPaths(rib.Update{Put: []rib.Path{{Prefix: borrowed, Announced: nexthop.Announce(0, "tor", tor)}, {Prefix: whole, Announced: nexthop.Announce(0, "tor", tor)}}})
 	tab.settle()
 	if got := routesOf(tab); slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, "192.168.2.6/32") }) || !slices.Contains(got, "blackhole 192.168.1.0/26") {
 		t.Errorf("routes %v", got)
@@ -287,7 +287,7 @@ func addrs(list ...string) []netip.Addr {
 // learnedPath is a path with these next hops.
 func learnedPath(prefix string, hops ...string) rib.Path {
 	a := addrs(hops...)
-	return rib.Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.Announce("tor", a[0], a[1:]...)}
+	return rib.Path{Prefix: netip.MustParsePrefix(prefix), Announced: nexthop.Announce(0, "tor", a[0], a[1:]...)}
 }
 
 // handedOver is what of the wish changed since it was last called.
@@ -462,7 +462,7 @@ func TestPathIndependence(t *testing.T) {
 					tab.rib.SetPaths(rib.Update{Del: []netip.Prefix{p}})
 				} else {
 					named := rapid.SampledFrom([]int{0, 26, 27}).Draw(rt, "named")
-					paths[p] = rib.Path{Prefix: p, Announced: nexthop.AnnounceNamed(named, "peer", nh)}
+					paths[p] = rib.Path{Prefix: p, Announced: nexthop.Announce(named, "peer", nh)}
 					tab.rib.SetPaths(rib.Update{Put: []rib.Path{paths[p]}})
 				}
 			case 7:

@@ -34,20 +34,6 @@ func (m Map) Get(name string) (string, bool) {
 	return v, ok
 }
 
-// Inherited is a chain of label sets: the first that has a label decides its
-// value.
-type Inherited []Labels
-
-// Get implements [Labels].
-func (in Inherited) Get(name string) (string, bool) {
-	for _, l := range in {
-		if v, ok := l.Get(name); ok {
-			return v, true
-		}
-	}
-	return "", false
-}
-
 // Selector is a parsed expression. It is immutable and safe for concurrent
 // use. Selectors come from [Parse] or [All].
 type Selector struct {

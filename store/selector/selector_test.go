@@ -171,9 +171,22 @@ func TestSyntaxErrorCountsCharacters(t *testing.T) {
 	}
 }
 
+// inherited is a chain of label sets: the first that has a label decides its
+// value.
+type inherited []selector.Labels
+
+func (in inherited) Get(name string) (string, bool) {
+	for _, l := range in {
+		if v, ok := l.Get(name); ok {
+			return v, true
+		}
+	}
+	return "", false
+}
+
 func TestInherited(t *testing.T) {
 	t.Parallel()
-	labels := selector.Inherited{selector.Map{"a": "own"}, selector.Map{"a": "lent", "b": "lent"}}
+	labels := inherited{selector.Map{"a": "own"}, selector.Map{"a": "lent", "b": "lent"}}
 	for in, want := range map[string]bool{"a == 'own'": true, "a == 'lent'": false, "b == 'lent'": true, "has(c)": false} {
 		sel, err := selector.Parse(in)
 		if err != nil {

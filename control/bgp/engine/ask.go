@@ -90,22 +90,6 @@ func (e *Engine) Unreachable(peer netip.Addr) error {
 	return nil
 }
 
-// Refresh asks a peer to send all of a family again (RFC 2918).
-func (e *Engine) Refresh(peer netip.Addr, f wire.Family) (err error) {
-	e.locked(func(c *core) {
-		p := c.peers[peer]
-		switch {
-		case p == nil || p.member == nil:
-			err = fmt.Errorf("ask %s for its routes: no session", peer)
-		case !p.session.Refresh || !p.session.Wire.Family[f].Enabled:
-			err = fmt.Errorf("ask %s for its %s routes: the session has no route refresh for them", peer, f)
-		default:
-			p.member.Send(refreshMessage(f))
-		}
-	})
-	return err
-}
-
 // Query calls yield with the paths that are asked for until it returns false. It is
 // called with the engine's lock, which is let go of now and then.
 func (e *Engine) Query(ctx context.Context, q Query, yield func(*Path) bool) error {

@@ -230,16 +230,6 @@ func (e *Engine) Listen(ctx context.Context, at []netip.AddrPort) error {
 	return errors.Join(errs...)
 }
 
-// Listening returns where the engine listens: the ports that the kernel chose, too.
-func (e *Engine) Listening() (out []netip.AddrPort) {
-	e.setup.Lock()
-	defer e.setup.Unlock()
-	for _, l := range e.listeners {
-		out = append(out, l.Addr())
-	}
-	return out
-}
-
 // accept hands connections to the peers of their addresses.
 func (e *Engine) accept(l *conn.Listener) {
 	for {

@@ -197,12 +197,6 @@ func (c *core) receiveRefresh(p *peer, body []byte) *wire.Error {
 	return nil
 }
 
-// refreshMessage asks for a family again.
-func refreshMessage(f wire.Family) []byte {
-	body := binary.BigEndian.AppendUint16(nil, f.AFI())
-	return wire.AppendMessage(nil, wire.RouteRefresh, append(body, 0, 1))
-}
-
 // rewritten is what a path of the table is to be by the policy as it is now.
 func (i *inbound) rewritten(p *peer, prefix wire.Prefix, old rib.Path) (set attrs.Handle, usable bool) {
 	raw := i.table.sets.Base(old.Set)

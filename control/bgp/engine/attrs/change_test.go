@@ -3,6 +3,7 @@ package attrs
 import (
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -18,8 +19,8 @@ func text(t *testing.T, v View) string {
 	t.Helper()
 	var b strings.Builder
 	fmt.Fprintf(&b, "via %s", v.NextHopAddr())
-	if a := v.LinkLocal(); a.IsValid() {
-		fmt.Fprintf(&b, " and %s", a)
+	if len(v.hop) == 32 { // the second is link-local (RFC 2545)
+		fmt.Fprintf(&b, " and %s", netip.AddrFrom16([16]byte(v.hop[16:])))
 	}
 	fmt.Fprintf(&b, " path [%s] length %d first %d", v.PathText(), v.PathLen, v.FirstAS)
 	if v.Flags&HasLocalPref != 0 {

@@ -34,16 +34,6 @@ func (v View) NextHopAddr() netip.Addr {
 	return a
 }
 
-// LinkLocal is the second next hop beside an IPv6 prefix, which is link-local (RFC
-// 2545). Invalid: there is one only.
-func (v View) LinkLocal() netip.Addr {
-	if len(v.hop) != 32 {
-		return netip.Addr{}
-	}
-	a, _ := netip.AddrFromSlice(v.hop[16:])
-	return a
-}
-
 // Raw returns the next hop, of 4, 16 or 32 bytes, and the attributes as they are kept; see
 // [Table.Canonical].
 func (v View) Raw() (hop, attrs []byte) { return v.hop, v.attrs }
