@@ -2,9 +2,11 @@ package store
 
 import (
 	"net/netip"
+	"reflect"
 	"strings"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // DefaultName is the name of the object that holds for the whole cluster, for
@@ -28,61 +30,53 @@ const defaultKubeMetricsPort = 9094
 // as they are, except for labels that the store keeps: the two that a workload
 // endpoint must carry, and a policy's tier. It does nothing to types that have no manifest form.
 func SetDefaults(v any) {
+	kind, _ := KindOf(v)
+	meta := Meta(v)
+	if kind == "" || meta == nil {
+		return
+	}
+	t := reflect.ValueOf(v).Elem().FieldByName("TypeMeta").Addr().Interface().(*metav1.TypeMeta)
+	setIfEmpty(&t.Kind, string(kind))
+	setIfEmpty(&t.APIVersion, APIVersion)
+	if kind.Namespaced() {
+		setIfEmpty(&meta.Namespace, DefaultName)
+	}
 	switch o := v.(type) {
 	case *v3.IPPool:
-		fillType(&o.Kind, &o.APIVersion, KindIPPool)
 		defaultIPPool(&o.Spec)
-	case *v3.IPReservation:
-		fillType(&o.Kind, &o.APIVersion, KindIPReservation)
-	case *v3.BGPPeer:
-		fillType(&o.Kind, &o.APIVersion, KindBGPPeer)
 	case *v3.BGPConfiguration:
-		fillType(&o.Kind, &o.APIVersion, KindBGPConfiguration)
 		setIfEmpty(&o.Spec.LogSeverityScreen, "Info")
 		setIfNil(&o.Spec.ServiceLoadBalancerAggregation, v3.ServiceLoadBalancerAggregationEnabled)
-	case *v3.BGPFilter:
-		fillType(&o.Kind, &o.APIVersion, KindBGPFilter)
 	case *v3.FelixConfiguration:
-		fillType(&o.Kind, &o.APIVersion, KindFelixConfiguration)
 		setIfNil(&o.Spec.NFTablesMode, v3.NFTablesMode("Auto"))
 		setIfNil(&o.Spec.BPFConnectTimeLoadBalancing, v3.BPFConnectTimeLBTCP)
 		setIfNil(&o.Spec.BPFHostNetworkedNATWithoutCTLB, v3.BPFHostNetworkedNATEnabled)
 		setIfNil(&o.Spec.FloatingIPs, v3.FloatingIPsDisabled)
-	case *v3.ClusterInformation:
-		fillType(&o.Kind, &o.APIVersion, KindClusterInformation)
 	case *v3.Tier:
-		fillType(&o.Kind, &o.APIVersion, KindTier)
 		t, ok := builtInTier(o.Name)
 		if !ok {
 			t = fixedTier{order: v3.DefaultTierOrder, action: v3.Deny}
 		}
 		setIfNil(&o.Spec.Order, t.order)
 		setIfNil(&o.Spec.DefaultAction, t.action)
-	case *v3.Profile:
-		fillType(&o.Kind, &o.APIVersion, KindProfile)
-	case *v3.IPAMConfiguration:
-		fillType(&o.Kind, &o.APIVersion, KindIPAMConfiguration)
 	case *v3.KubeControllersConfiguration:
-		fillType(&o.Kind, &o.APIVersion, KindKubeControllersConfiguration)
 		setIfEmpty(&o.Spec.HealthChecks, v3.Enabled)
 		setIfNil(&o.Spec.PrometheusMetricsPort, defaultKubeMetricsPort)
-	case *v3.CalicoNodeStatus:
-		fillType(&o.Kind, &o.APIVersion, KindCalicoNodeStatus)
-	case *v3.BlockAffinity:
-		fillType(&o.Kind, &o.APIVersion, KindBlockAffinity)
-	case *Node:
-		fillType(&o.Kind, &o.APIVersion, KindNode)
 	case *WorkloadEndpoint:
-		fillType(&o.Kind, &o.APIVersion, KindWorkloadEndpoint)
 		defaultWorkloadEndpoint(o)
-	default:
-		defaultPolicyKind(v)
+	case *v3.NetworkPolicy:
+		defaultPolicy(meta, &o.Spec.Tier, &o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+	case *v3.GlobalNetworkPolicy:
+		defaultPolicy(meta, &o.Spec.Tier, &o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+	case *v3.StagedNetworkPolicy:
+		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
+		defaultPolicy(meta, &o.Spec.Tier, &o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+	case *v3.StagedGlobalNetworkPolicy:
+		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
+		defaultPolicy(meta, &o.Spec.Tier, &o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
+	case *v3.StagedKubernetesNetworkPolicy:
+		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
 	}
-}
-
-func fillType(kind, apiVersion *string, k Kind) {
-	setIfEmpty(kind, string(k))
-	setIfEmpty(apiVersion, APIVersion)
 }
 
 func setIfEmpty[T ~string](p *T, v T) {
@@ -121,7 +115,6 @@ func defaultIPPool(s *v3.IPPoolSpec) {
 }
 
 func defaultWorkloadEndpoint(w *WorkloadEndpoint) {
-	setIfEmpty(&w.Namespace, DefaultName)
 	if w.Name == "" {
 		// What is missing for a name is reported when the object is validated.
 		w.Name, _ = WorkloadEndpointName(&w.Spec)

@@ -153,44 +153,9 @@ func PolicyTypes(stated []v3.PolicyType, ingress, egress []v3.Rule) []v3.PolicyT
 	return []v3.PolicyType{v3.PolicyTypeIngress, v3.PolicyTypeEgress}
 }
 
-// defaultPolicyKind is [SetDefaults] for the kinds of network policy.
-func defaultPolicyKind(v any) {
-	switch o := v.(type) {
-	case *v3.HostEndpoint:
-		fillType(&o.Kind, &o.APIVersion, KindHostEndpoint)
-	case *v3.GlobalNetworkSet:
-		fillType(&o.Kind, &o.APIVersion, KindGlobalNetworkSet)
-	case *v3.NetworkSet:
-		fillType(&o.Kind, &o.APIVersion, KindNetworkSet)
-		setIfEmpty(&o.Namespace, DefaultName)
-	case *v3.NetworkPolicy:
-		fillType(&o.Kind, &o.APIVersion, KindNetworkPolicy)
-		setIfEmpty(&o.Namespace, DefaultName)
-		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
-		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
-	case *v3.GlobalNetworkPolicy:
-		fillType(&o.Kind, &o.APIVersion, KindGlobalNetworkPolicy)
-		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
-		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
-	case *v3.StagedNetworkPolicy:
-		fillType(&o.Kind, &o.APIVersion, KindStagedNetworkPolicy)
-		setIfEmpty(&o.Namespace, DefaultName)
-		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
-		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
-		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
-	case *v3.StagedGlobalNetworkPolicy:
-		fillType(&o.Kind, &o.APIVersion, KindStagedGlobalNetworkPolicy)
-		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
-		o.Spec.Types = PolicyTypes(o.Spec.Types, o.Spec.Ingress, o.Spec.Egress)
-		defaultTier(&o.ObjectMeta, &o.Spec.Tier)
-	case *v3.StagedKubernetesNetworkPolicy:
-		fillType(&o.Kind, &o.APIVersion, KindStagedKubernetesNetworkPolicy)
-		setIfEmpty(&o.Namespace, DefaultName)
-		setIfEmpty(&o.Spec.StagedAction, v3.StagedActionSet)
-	}
-}
-
-func defaultTier(m *metav1.ObjectMeta, tier *string) {
+// defaultPolicy fills in a policy's tier, with its label, and its types.
+func defaultPolicy(m *metav1.ObjectMeta, tier *string, types *[]v3.PolicyType, ingress, egress []v3.Rule) {
+	*types = PolicyTypes(*types, ingress, egress)
 	setIfEmpty(tier, DefaultName)
 	if m.Labels == nil {
 		m.Labels = make(map[string]string, 1)

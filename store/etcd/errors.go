@@ -12,18 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/internal/backend"
 )
-
-// callError is an error of a call to etcd in words for people; what it came
-// from is still there for [errors.Is].
-type callError struct {
-	kind  error // a sentinel of package store
-	msg   string
-	cause error
-}
-
-func (e *callError) Error() string   { return fmt.Sprintf("%v: %s", e.kind, e.msg) }
-func (e *callError) Unwrap() []error { return []error{e.kind, e.cause} }
 
 // explain turns the error of a call into one of package store's vocabulary. ctx
 // is the call's. A call that its own caller gave up is not the store's fault
@@ -37,16 +27,16 @@ func (s *Store) explain(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	}
 	if errors.Is(err, rpctypes.ErrRequestTooLarge) || errors.Is(err, rpctypes.ErrTooManyOps) {
-		return &callError{store.ErrInvalid, fmt.Sprintf("%s: the transaction is larger than etcd allows: %v", s.where, err), err}
+		return &backend.CallError{Kind: store.ErrInvalid, Message: fmt.Sprintf("%s: the transaction is larger than etcd allows: %v", s.where, err), Cause: err}
 	}
 	if late := cmp.Or(ctx.Err(), err); errors.Is(late, context.DeadlineExceeded) {
-		return &callError{store.ErrUnavailable, s.where + ": no answer in time" + s.hint(err), late}
+		return &backend.CallError{Kind: store.ErrUnavailable, Message: s.where + ": no answer in time" + s.hint(err), Cause: late}
 	}
 	cause := err
 	if denied(err) {
 		cause = errors.Join(store.ErrDenied, err)
 	}
-	return &callError{store.ErrUnavailable, s.place(err) + ": " + s.sentence(err), cause}
+	return &backend.CallError{Kind: store.ErrUnavailable, Message: s.place(err) + ": " + s.sentence(err), Cause: cause}
 }
 
 // denied reports whether an error of a call says that the user lacks the right to make it.

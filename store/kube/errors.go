@@ -9,18 +9,8 @@ import (
 	"strings"
 
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/internal/backend"
 )
-
-// callError is an error of a request in words for people; what it came from is
-// still there for [errors.Is].
-type callError struct {
-	kind  error // a sentinel of package store
-	msg   string
-	cause error
-}
-
-func (e *callError) Error() string   { return fmt.Sprintf("%v: %s", e.kind, e.msg) }
-func (e *callError) Unwrap() []error { return []error{e.kind, e.cause} }
 
 // explain turns the error of a request into one of package store's vocabulary.
 // ctx is the call's. A call that its own caller gave up stays a plain
@@ -33,11 +23,11 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return context.Cause(ctx)
 	case errors.As(err, &st):
-		return &callError{st.kind(), fmt.Sprintf("%s: %s%s", s.api.base, st.message, s.cure(st)), err}
+		return &backend.CallError{Kind: st.kind(), Message: fmt.Sprintf("%s: %s%s", s.api.base, st.message, s.cure(st)), Cause: err}
 	case errors.Is(err, context.DeadlineExceeded):
-		return &callError{store.ErrUnavailable, s.api.base + ": no answer in time", err}
+		return &backend.CallError{Kind: store.ErrUnavailable, Message: s.api.base + ": no answer in time", Cause: err}
 	}
-	return &callError{store.ErrUnavailable, s.api.base + ": " + s.diagnose(err), err}
+	return &backend.CallError{Kind: store.ErrUnavailable, Message: s.api.base + ": " + s.diagnose(err), Cause: err}
 }
 
 // user says in words what shows who asks.

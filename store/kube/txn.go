@@ -309,7 +309,7 @@ func condition(err error, rev store.Revision) error {
 		return &condError{store.ErrConflict}
 	case st.code == http.StatusNotFound && rev == 0:
 		// Not the object is missing, but what it would be in.
-		return &callError{store.ErrInvalid, st.message, err}
+		return &backend.CallError{Kind: store.ErrInvalid, Message: st.message, Cause: err}
 	case st.code == http.StatusNotFound:
 		return &condError{store.ErrNotFound}
 	}

@@ -9,6 +9,19 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
+// CallError is an error of a call to the datastore in words for people; what it
+// came from is still there for [errors.Is].
+type CallError struct {
+	Kind    error // a sentinel of package store
+	Message string
+	Cause   error
+}
+
+func (e *CallError) Error() string { return fmt.Sprintf("%v: %s", e.Kind, e.Message) }
+
+// Unwrap returns the kind and the cause.
+func (e *CallError) Unwrap() []error { return []error{e.Kind, e.Cause} }
+
 // Step is an op made ready for a datastore of paths and bytes.
 type Step struct {
 	Op   store.Op
