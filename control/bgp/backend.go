@@ -260,7 +260,7 @@ func (b *backend) state(peer netip.Addr) fsm.State {
 	return s.State
 }
 
-func (b *backend) counts(context.Context) (map[netip.Addr]peerCounts, error) {
+func (b *backend) counts() map[netip.Addr]peerCounts {
 	out := map[netip.Addr]peerCounts{}
 	for _, s := range b.Peers() {
 		c := peerCounts{in: Messages(s.In), out: Messages(s.Out), keys: s.Keys}
@@ -273,7 +273,7 @@ func (b *backend) counts(context.Context) (map[netip.Addr]peerCounts, error) {
 		}
 		out[s.Addr] = c
 	}
-	return out, nil
+	return out
 }
 
 func (b *backend) stop(ctx context.Context, graceful bool) error {

@@ -92,10 +92,6 @@ type Status struct {
 	Err   error
 	Peers []PeerStatus
 
-	// Uncounted says why no peer's prefixes were counted, nor its messages. Nil:
-	// nothing kept them from being so.
-	Uncounted error
-
 	// Signing says what the sessions with other nodes are signed with, or why they are not.
 	Signing string
 
@@ -427,7 +423,7 @@ func (c *Controller) Status(ctx context.Context) Status {
 	c.mu.Lock()
 	st := Status{ASN: c.asn, RouterID: c.routerID, Err: c.err, Store: c.store, Signing: c.view.keys.String()}
 	c.mu.Unlock()
-	st.Peers, st.Uncounted = c.speaker.Peers(ctx)
+	st.Peers = c.speaker.Peers()
 	st.Collectors = c.speaker.Collectors()
 	c.describeRanges(st.Peers)
 	if c.bfd != nil {

@@ -107,7 +107,7 @@ func (d *derivation) withNode(name string, s peerSpec, reverse bool, other strin
 		p.ASN, own.LocalASNumber = uint32(*s.LocalASNumber), nil
 	}
 	d.settings(&p, own)
-	d.asNode(&p, s)
+	d.asNode(&p)
 	p.Problem = d.problem(p, s)
 	switch {
 	case d.isSelf(addr):
@@ -202,7 +202,7 @@ func (d *derivation) sessions(name string, s peerSpec) iter.Seq[Peer] {
 	if p.Interface != "" {
 		p.Source = netip.Addr{} // the device's own
 	}
-	d.asNode(&p, s)
+	d.asNode(&p)
 	d.asLocal(&p)
 	p.Problem = d.problem(p, s)
 	return one(p)
@@ -220,7 +220,7 @@ func (d *derivation) nodeAt(a netip.Addr) (string, bool) {
 
 // asNode fills in what follows from the peer being a node of the cluster or
 // not, and from this node being a reflector.
-func (d *derivation) asNode(p *Peer, s peerSpec) {
+func (d *derivation) asNode(p *Peer) {
 	name, ok := d.nodeAt(p.Addr)
 	if ok {
 		p.PoolsOnly = true

@@ -50,7 +50,7 @@ func (d *derivation) withCallers(peers []Peer, seen map[netip.Addr]Peer) (all []
 			return Peer{}, 0, false
 		}
 		limit, p.Addr, p.Limit = p.Limit, a, 0
-		d.asNode(&p, peerSpec{})
+		d.asNode(&p)
 		p.Passive = true
 		return p, limit, true
 	}

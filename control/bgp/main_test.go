@@ -250,8 +250,7 @@ func (r *run) dump() string {
 		fmt.Fprintf(&b, "\n  %s", p)
 	}
 	fmt.Fprintf(&b, "\n  history %q", r.history)
-	st, err := r.Peers(context.Background())
-	fmt.Fprintf(&b, "\n  peers %+v %v", st, err)
+	fmt.Fprintf(&b, "\n  peers %+v", r.Peers())
 	return b.String()
 }
 
@@ -264,16 +263,12 @@ func (r *run) apply(c Config) {
 
 func (r *run) status(addr netip.Addr) PeerStatus {
 	r.t.Helper()
-	l, err := r.Peers(context.Background())
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	for _, p := range l {
+	for _, p := range r.Peers() {
 		if p.Addr == addr {
 			return p
 		}
 	}
-	r.t.Fatalf("no peer %s in %+v", addr, l)
+	r.t.Fatalf("no peer %s in %+v", addr, r.Peers())
 	return PeerStatus{}
 }
 

@@ -395,21 +395,18 @@ func (s *Speaker) Routes(ctx context.Context) ([]Path, error) {
 
 // Peers returns every configured session in the config's order, with why it is
 // not up and how many prefixes it carries.
-func (s *Speaker) Peers(ctx context.Context) ([]PeerStatus, error) {
+func (s *Speaker) Peers() []PeerStatus {
 	e, out := s.states()
 	if e == nil {
-		return out, nil
+		return out
 	}
-	counts, err := e.counts(ctx)
-	if err != nil {
-		return out, err
-	}
+	counts := e.counts()
 	for i := range out {
 		n := counts[out[i].ID]
 		out[i].count(n)
 		out[i].Info += describeKeys(n.keys, out[i].unread)
 	}
-	return out, nil
+	return out
 }
 
 // states is [Speaker.Peers] without the numbers that the backend has, and costs

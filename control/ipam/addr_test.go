@@ -44,7 +44,7 @@ func TestRing(t *testing.T) {
 			}
 			seen[c] = true
 			next := after(pool, c, bits)
-			if passed(pool, c, next, first) {
+			if passed(c, next, first) {
 				break
 			}
 			c = next

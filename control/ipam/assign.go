@@ -441,7 +441,7 @@ func (f *finder) walk(p *pool) (bool, error) {
 		} else if ok, err := f.claim(c); ok || err != nil {
 			return ok, err
 		}
-		if passed(p.cidr, c, next, first) {
+		if passed(c, next, first) {
 			return false, nil
 		}
 		c = next
@@ -450,7 +450,7 @@ func (f *finder) walk(p *pool) (bool, error) {
 
 // passed reports whether going from c on to next has come to or gone past
 // first on the ring.
-func passed(pool, c, next, first netip.Prefix) bool {
+func passed(c, next, first netip.Prefix) bool {
 	a, b, f := c.Addr(), next.Addr(), first.Addr()
 	if a.Less(b) { // no turn at the end
 		return a.Less(f) && !b.Less(f)

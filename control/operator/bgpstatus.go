@@ -2,7 +2,6 @@ package operator
 
 import (
 	"context"
-	"fmt"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/attach"
@@ -49,9 +48,6 @@ func peersOf(st bgp.Status) []peer {
 			bp.Due = timestamp(p.Due)
 		}
 		bp.Address = peerAddress(p)
-		if st.Uncounted != nil && p.State == bgp.StateUp {
-			bp.Info += fmt.Sprintf("; its prefixes could not be counted now: %v", st.Uncounted)
-		}
 		out = append(out, peer{
 			proto: bp, up: p.State == bgp.StateUp || p.State == bgp.StateListening, called: p.Range.IsValid() && p.Addr.IsValid() && p.Limit == 0,
 		})

@@ -1,7 +1,6 @@
 package operator
 
 import (
-	"errors"
 	"net/netip"
 	"testing"
 
@@ -12,11 +11,10 @@ import (
 	"github.com/routerd/routerd/control/bgp"
 )
 
-// TestPeersOf: the API has a peer's numbers of prefixes with its limit, and says
-// when they are not known.
+// TestPeersOf: the API has a peer's numbers of prefixes with its limit.
 func TestPeersOf(t *testing.T) {
 	t.Parallel()
-	st := bgp.Status{Uncounted: errors.New("busy"), Peers: []bgp.PeerStatus{
+	st := bgp.Status{Peers: []bgp.PeerStatus{
 		{
 			Name: "tor", State: bgp.StateUp, Info: "Established", Counted: true, Received: 5, Accepted: 4, Advertised: 3, MaxPrefixes: 100,
 			Counters: bgp.Counters{Families: []bgp.FamilyCounts{{Family: "ipv4", Received: 5, Accepted: 4, Advertised: 3}}},
@@ -27,7 +25,7 @@ func TestPeersOf(t *testing.T) {
 	}}
 	want := []*apiv1.BGPPeer{
 		{
-			Name: "tor", State: "up", Info: "Established; its prefixes could not be counted now: busy", Received: 5, Accepted: 4, Advertised: 3, Counted: true, MaxPrefixes: 100,
+			Name: "tor", State: "up", Info: "Established", Received: 5, Accepted: 4, Advertised: 3, Counted: true, MaxPrefixes: 100,
 			Families: []*apiv1.BGPFamily{{Family: "ipv4", Received: 5, Accepted: 4, Advertised: 3}},
 		},
 		{Name: "away", State: "start", Info: "connecting"},

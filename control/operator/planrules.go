@@ -156,11 +156,7 @@ func members(list []filter.Member) string {
 // showPlannedEndpoint says by what an endpoint's packets are judged.
 func showPlannedEndpoint(e filter.Endpoint) string {
 	out := []string{e.Interface + " " + e.Name}
-	hooks := []filter.Hook{filter.Normal}
-	if e.Host {
-		hooks = []filter.Hook{filter.Untracked, filter.PreDNAT, filter.Normal, filter.Forward}
-	}
-	for _, h := range hooks {
+	for _, h := range e.Hooks() {
 		for _, dir := range []filter.Direction{filter.Ingress, filter.Egress} {
 			path := e.Path(h, dir)
 			if h != filter.Normal && len(path.Tiers) == 0 {

@@ -150,11 +150,7 @@ func showEndpoint(r *filter.Ruleset, e filter.Endpoint, counted counts, rules bo
 	if !rules {
 		return out
 	}
-	hooks := []filter.Hook{filter.Normal}
-	if e.Host {
-		hooks = []filter.Hook{filter.Untracked, filter.PreDNAT, filter.Normal, filter.Forward}
-	}
-	for _, h := range hooks {
+	for _, h := range e.Hooks() {
 		for _, dir := range []filter.Direction{filter.Ingress, filter.Egress} {
 			path := e.Path(h, dir)
 			if h == filter.PreDNAT && dir == filter.Egress || e.Host && h != filter.Normal && len(path.Tiers) == 0 {

@@ -92,7 +92,7 @@ func (p *peer) setTarget(now time.Time, t *dataplane.ProbeTarget) {
 			keep(learned, c.to)
 		}
 	}
-	p.start(now, keep)
+	p.start(keep)
 	if p.chosen != nil && p.find(p.chosen.to) != p.chosen {
 		p.chosen = nil
 	}
@@ -127,7 +127,7 @@ func (p *peer) changeEncap(t *dataplane.ProbeTarget) {
 
 // start begins where the previous run, or the encapsulation before, left off:
 // neither changes anything while the first answers are on their way.
-func (p *peer) start(now time.Time, keep func(rank, netip.AddrPort)) {
+func (p *peer) start(keep func(rank, netip.AddrPort)) {
 	s := p.seed
 	p.seed = nil
 	if s == nil || s.zero() {
@@ -334,7 +334,7 @@ func (e *engine) step(p *peer, now time.Time) time.Time {
 	if p.judge() {
 		e.changed[p.key] = true
 	}
-	return p.next(now)
+	return p.next()
 }
 
 // expire counts the probes that had no answer.
@@ -429,7 +429,7 @@ func (e *engine) probeSize(p *peer, now time.Time) {
 }
 
 // next is when the peer wants to be looked at again.
-func (p *peer) next(now time.Time) time.Time {
+func (p *peer) next() time.Time {
 	var at time.Time
 	sooner := func(t time.Time) {
 		if at.IsZero() || t.Before(at) {

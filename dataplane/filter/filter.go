@@ -319,6 +319,14 @@ type Device struct {
 	Workload bool // flows from and to it may be offloaded
 }
 
+// Hooks lists where the endpoint's packets are judged.
+func (e Endpoint) Hooks() []Hook {
+	if e.Host {
+		return []Hook{Untracked, PreDNAT, Normal, Forward}
+	}
+	return []Hook{Normal}
+}
+
 // Path returns the path of a hook and direction.
 func (e Endpoint) Path(h Hook, d Direction) Path {
 	in := d == Ingress

@@ -383,11 +383,11 @@ func (c *chainWriter) floatingOut() {
 func (c *chainWriter) established() {
 	m := new(matcher)
 	m.state(stateEstablished | stateRelated)
-	m.connectionMark(filter.CutMark, true)
+	m.isCut(true)
 	m.do(nfAccept, "")
 	c.add(m, Counter{})
 	m = new(matcher)
-	m.connectionMark(filter.CutMark, false)
+	m.isCut(false)
 	c.drop(m, filter.ByCut)
 }
 

@@ -236,13 +236,13 @@ func (m *matcher) mark(bit uint32) {
 	m.cmp(unix.NFT_CMP_NEQ, make([]byte, 4))
 }
 
-// connectionMark matches connections that have a bit in their mark, or have not.
-func (m *matcher) connectionMark(bit uint32, not bool) {
+// isCut matches connections that are cut, or are not.
+func (m *matcher) isCut(not bool) {
 	m.expr("ct", func() {
 		m.Net32(unix.NFTA_CT_KEY, unix.NFT_CT_MARK)
 		m.Net32(unix.NFTA_CT_DREG, reg1)
 	})
-	m.bits(binary.NativeEndian.AppendUint32(nil, bit), make([]byte, 4))
+	m.bits(binary.NativeEndian.AppendUint32(nil, filter.CutMark), make([]byte, 4))
 	m.cmp(eq(!not), make([]byte, 4))
 }
 

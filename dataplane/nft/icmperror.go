@@ -26,13 +26,13 @@ func (c *chainWriter) establishedFrom() {
 	accept := func(state uint32) {
 		m := new(matcher)
 		m.state(state)
-		m.connectionMark(filter.CutMark, true)
+		m.isCut(true)
 		m.do(nfAccept, "")
 		c.add(m, Counter{})
 	}
 	accept(stateEstablished)
 	m := new(matcher)
-	m.connectionMark(filter.CutMark, false)
+	m.isCut(false)
 	c.drop(m, filter.ByCut)
 	if c.w.tally.hosts == 0 {
 		c.elsewhere()

@@ -244,7 +244,7 @@ func putOffload(b *batch, list []filter.Device) {
 func offloaded(key uint32) *matcher {
 	m := new(matcher)
 	m.state(stateEstablished)
-	m.connectionMark(filter.CutMark, true)
+	m.isCut(true)
 	m.meta(key, reg1)
 	m.lookup(offloadSet, false)
 	m.answeredBack()

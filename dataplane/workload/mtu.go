@@ -31,21 +31,11 @@ func (w *Wire) SetMTU(ctx context.Context, spec Spec, ours ...int) error {
 		return err
 	}
 	defer in.close()
-	host, err := w.lookup(spec.Device)
+	host, err := w.standing(spec, in)
 	if err != nil {
 		return err
-	}
-	if host == nil {
-		return fmt.Errorf("device %s is missing: %w", spec.Device, ErrDiffers)
 	}
 	name := spec.Owner.Interface
-	paired, err := w.paired(host, name, in)
-	if err != nil {
-		return err
-	}
-	if !paired || host.Attrs().Alias != spec.Owner.Alias() {
-		return fmt.Errorf("device %s is not the wire of %s in %s: %w", spec.Device, name, spec.Netns, ErrDiffers)
-	}
 	inner, err := linkByName(in.netlink, name)
 	if err != nil {
 		return err

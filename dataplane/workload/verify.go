@@ -27,22 +27,9 @@ func (w *Wire) Verify(_ context.Context, spec Spec, mac dataplane.MAC) error {
 	}
 	defer in.close()
 
-	host, err := w.lookup(spec.Device)
+	host, err := w.standing(spec, in)
 	if err != nil {
 		return err
-	}
-	if host == nil {
-		return fmt.Errorf("device %s is missing: %w", spec.Device, ErrDiffers)
-	}
-	if a := host.Attrs(); a.Alias != spec.Owner.Alias() {
-		return fmt.Errorf("device %s has the alias %q, want %q: %w", spec.Device, a.Alias, spec.Owner.Alias(), ErrDiffers)
-	}
-	ok, err := w.paired(host, spec.Owner.Interface, in)
-	if err != nil {
-		return err
-	}
-	if !ok {
-		return fmt.Errorf("device %s is not connected to %s in %s: %w", spec.Device, spec.Owner.Interface, spec.Netns, ErrDiffers)
 	}
 	d := new(differences)
 	hostMAC := HostMAC()
@@ -57,6 +44,28 @@ func (w *Wire) Verify(_ context.Context, spec Spec, mac dataplane.MAC) error {
 		return err
 	}
 	return d.err()
+}
+
+// standing returns the host's end of a wire that is there. The error matches [ErrDiffers] where it is not.
+func (w *Wire) standing(spec Spec, in *inside) (netlink.Link, error) {
+	host, err := w.lookup(spec.Device)
+	if err != nil {
+		return nil, err
+	}
+	if host == nil {
+		return nil, fmt.Errorf("device %s is missing: %w", spec.Device, ErrDiffers)
+	}
+	if a := host.Attrs(); a.Alias != spec.Owner.Alias() {
+		return nil, fmt.Errorf("device %s has the alias %q, want %q: %w", spec.Device, a.Alias, spec.Owner.Alias(), ErrDiffers)
+	}
+	ok, err := w.paired(host, spec.Owner.Interface, in)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		return nil, fmt.Errorf("device %s is not connected to %s in %s: %w", spec.Device, spec.Owner.Interface, spec.Netns, ErrDiffers)
+	}
+	return host, nil
 }
 
 // differences collects what is not as it should be.
