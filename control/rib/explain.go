@@ -77,6 +77,9 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 			} else {
 				c.fill(r.complete(c.hop))
 			}
+			if c.Reason == "" {
+				c.Reason = r.unready(p, o.Node, c.Encap)
+			}
 			out = append(out, c)
 		}
 	}
@@ -128,6 +131,30 @@ func (r *RIB) bridged(p netip.Prefix) (dataplane.UnderlayAddress, bool) {
 		}
 	}
 	return dataplane.UnderlayAddress{}, false
+}
+
+// unready says why what is a node's by its pod CIDRs is left to the route that another
+// network has there: the node has not said that it accepts what would be sent. Its
+// address is known before its devices are ready, and pods run on it.
+func (r *RIB) unready(p netip.Prefix, node string, e dataplane.Encap) string {
+	delete(r.waiting, p)
+	if len(r.blocks.PodCIDRs(node)) == 0 {
+		return ""
+	}
+	pool, ok := r.pools.Of(p)
+	u, routed := r.network.RouteTo(p.Addr())
+	if !ok || !routed || u.Prefix.Bits() > p.Bits() || u.Prefix.Bits() <= r.pools.ByName[pool].CIDR.Bits() {
+		return ""
+	}
+	if n := r.nodes.ByName[node]; n == nil || !n.Encaps.Published {
+		r.waiting[p] = struct{}{}
+		return errUnready(node, u).Error()
+	}
+	if _, accepts := r.nodes.ByName[node].Encaps.Accept[e]; !accepts {
+		r.waiting[p] = struct{}{}
+		return errUnready(node, u).Error()
+	}
+	return ""
 }
 
 // usurped says why a path that BGP has for a prefix is not used: the prefix is a part

@@ -50,6 +50,9 @@ func (r *RIB) SetUnderlay(set func()) {
 	if !slices.Equal(bridges, r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self))) {
 		r.MarkOwn()
 	}
+	for p := range r.waiting {
+		r.mark(r.prefixes.make(p))
+	}
 	for a, was := range before {
 		if now := r.resolution(a); now != was {
 			// Another gateway is one object replaced, and so is a group that lost a

@@ -26,6 +26,11 @@ func errBridged(a dataplane.UnderlayAddress) error {
 	return fmt.Errorf("pods that another network attached are behind %s, which has %s: the kernel's route leads there", a.Link, a.Prefix)
 }
 
+// errUnready says why another network's route to a node is left in place.
+func errUnready(node string, u dataplane.UnderlayRoute) error {
+	return fmt.Errorf("node %s has not said that it accepts packets, and another network's route to %s leads there", node, u.Prefix)
+}
+
 // errPlain says why what BGP announced of a block is left out where the store's way to
 // it cannot be used: it would have the packets go in plain.
 func errPlain(pool string) error {

@@ -27,6 +27,8 @@ type RIB struct {
 	moved dense.Queue[ref] // routes that changed since the last hand-over
 	up    []netip.Addr     // gateways that are down until the withdrawals before are chosen for
 
+	waiting set[netip.Prefix] // see unready
+
 	followAll bool // every next hop is to be brought up to date
 
 	// Within one round of choosing nothing changes of what a next hop is.
@@ -37,7 +39,7 @@ type RIB struct {
 // New returns a table without routes, by what is known of nodes, pools, blocks and the
 // network. Who changes these says so to the table afterwards.
 func New(m *topology.Nodes, p *topology.Pools, b *topology.Blocks, u *topology.Network, planner *encap.Planner, o *desired.Objects) *RIB {
-	return &RIB{nodes: m, pools: p, blocks: b, nextHops: newNextHops(u, planner, o), learnedPaths: newLearnedPaths(newPrefixTable())}
+	return &RIB{nodes: m, pools: p, blocks: b, waiting: set[netip.Prefix]{}, nextHops: newNextHops(u, planner, o), learnedPaths: newLearnedPaths(newPrefixTable())}
 }
 
 // chosen is the route in use for some prefixes.

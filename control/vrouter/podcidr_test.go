@@ -144,6 +144,44 @@ func TestOtherPodsBridge(t *testing.T) {
 	})
 }
 
+// TestOtherNetworksRouteStays: another network's route to a node whose pods it wired is left in
+// place until the node says that it accepts what would be sent; without that route nothing
+// is waited for, as with Calico's nodes, which say nothing.
+func TestOtherNetworksRouteStays(t *testing.T) {
+	t.Parallel()
+	flannel := rack()
+	flannel.Links = append(flannel.Links, dataplane.UnderlayLink{Index: 4, Name: "flannel.1", Type: "vxlan", MTU: 1450, Up: true})
+	flannel.Routes = append(flannel.Routes, dataplane.UnderlayRoute{Prefix: netip.MustParsePrefix("10.244.2.0/24"), Gateway: netip.MustParseAddr("10.244.2.0"), Link: "flannel.1", Protocol: 3})
+	own := "blackhole 10.244.1.0/24"
+	all := []string{own, "10.244.2.0/24 via 10.1.0.12 dev eth0", "10.244.2.64/26 via 10.1.0.12 dev eth0"}
+	says := saying(podCIDREvent("node2", "10.1.0.12/24", "10.244.2.0/24"), store.NodeEncaps{Accepts: []string{"direct"}})
+	for what, change := range map[string]func(*table){
+		"it accepts":              func(tab *table) { tab.take(says) },
+		"the other route is gone": func(tab *table) { tab.setUnderlay(rack()) },
+	} {
+		tab := newTable("node1")
+		tab.pods.on = true
+		tab.setUnderlay(flannel)
+		for _, ev := range []store.Event{
+			poolEvent("pods", "10.244.0.0/16", store.Direct),
+			podCIDREvent("node1", "10.1.0.11/24", "10.244.1.0/24"),
+			podCIDREvent("node2", "10.1.0.12/24", "10.244.2.0/24"),
+			blockEvent("10.244.2.64/26", "node2", nil),
+		} {
+			tab.take(ev)
+		}
+		tab.settle()
+		if diff := cmp.Diff([]string{own}, poolRoutes(tab)); diff != "" {
+			t.Errorf("it has said nothing (-want +got):\n%s", diff)
+		}
+		change(tab)
+		tab.settle()
+		if diff := cmp.Diff(all, poolRoutes(tab)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+}
+
 func TestPodCIDRConflicts(t *testing.T) {
 	t.Parallel()
 	pool := func(cidr string) *cluster.Pool { return &cluster.Pool{Name: cidr, CIDR: netip.MustParsePrefix(cidr)} }

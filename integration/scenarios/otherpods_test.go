@@ -181,7 +181,7 @@ COMMIT
 		o.t.Fatalf("iptables-restore on %s: exit code %d, %v", h.name, code, err)
 	}
 	// As strict as some distributions have every device.
-	o.sysctl(h.name, map[string]string{"net/ipv4/conf/flannel.1/rp_filter": "1"})
+	o.sysctl(h.name, map[string]string{"net/ipv4/conf/flannel.1/rp_filter": "1", "net/ipv4/conf/eth0/rp_filter": "1"})
 }
 
 // attachOld attaches a pod as the runtime does with the other network's configuration: what
