@@ -196,18 +196,17 @@ func TestOccupied(t *testing.T) {
 		occupied = append(occupied, netip.PrefixFrom(a, 32))
 	}
 	h.SetOccupied("host-local", occupied)
-	settle(t, h, "the reserve without what is occupied", func(s *state) bool {
-		for _, b := range s.own {
-			for _, o := range b.ready {
-				if addrAt(b.CIDR, o) != free {
-					return false
-				}
+	settle(t, h, "the reserve has what is free alone", func(s *state) bool {
+		var ready []netip.Addr
+		for _, p := range s.poolsByName() {
+			for _, as := range s.ready(p, h.cfg.Clock()) {
+				ready = append(ready, as.Addr)
 			}
 		}
-		return true
+		return slices.Equal(ready, []netip.Addr{free})
 	})
-	if got := assigned(t, h, 1, "net.own2")[0]; got != free {
-		t.Errorf("was given %s, and %s alone is free", got, free)
+	if got, ok := h.Take(part4("net.own2")); !ok || got[0].Addr != free {
+		t.Errorf("was given %v, and %s alone is free", got, free)
 	}
 	if _, err := h.Assign(await.Context(t), v4("net.more")); !errors.Is(err, ErrExhausted) {
 		t.Errorf("more than there is: %v", err)
