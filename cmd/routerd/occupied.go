@@ -8,24 +8,33 @@ import (
 	"sync"
 
 	"github.com/routerd/routerd/control/hostlocal"
-	"github.com/routerd/routerd/control/ipam"
 )
 
 // occupied tells IPAM what the plugin host-local gave pods of another network on this
 // host, flannel's say.
 type occupied struct {
 	store hostlocal.Store
-	ipam  *ipam.Allocator
-	log   *slog.Logger
+	ipam  interface {
+		SetOccupied(by string, addrs []netip.Prefix)
+	}
+	log *slog.Logger
 
 	mu     sync.Mutex
 	failed error // of the last look
 	known  int
 }
 
-// read tells what there is now. Where that cannot be read, what was known stays.
+// read tells what there is now. Where that cannot be read, what was known stays. One call
+// has to end before the next.
 func (o *occupied) read() {
 	addrs, err := o.store.Addresses()
+	if err == nil {
+		list := make([]netip.Prefix, len(addrs))
+		for i, a := range addrs {
+			list[i] = netip.PrefixFrom(a, a.BitLen())
+		}
+		o.ipam.SetOccupied("host-local", list) // without the lock, which err takes while IPAM holds its own
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if err != nil {
@@ -36,11 +45,6 @@ func (o *occupied) read() {
 		return
 	}
 	o.failed = nil
-	list := make([]netip.Prefix, len(addrs))
-	for i, a := range addrs {
-		list[i] = netip.PrefixFrom(a, a.BitLen())
-	}
-	o.ipam.SetOccupied("host-local", list)
 	switch {
 	case o.known == 0 && len(addrs) > 0:
 		o.log.Info("host-local has given addresses to pods of another network; none of them is given to others", "addresses", len(addrs))
