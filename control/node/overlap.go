@@ -36,7 +36,7 @@ func Overlaps(u dataplane.Underlay, cidr netip.Prefix, podCIDRs []netip.Prefix) 
 	others := u.OtherPods(podCIDRs)
 	subnets := map[netip.Prefix]bool{}
 	for _, a := range u.Addresses {
-		if ownLink(a.Link) || a.Prefix.Addr().IsLoopback() || a.Prefix.Addr().IsLinkLocalUnicast() || !a.Prefix.Overlaps(cidr) {
+		if !ofHost(a) || !a.Prefix.Overlaps(cidr) {
 			continue
 		}
 		subnets[a.Prefix.Masked()] = true
@@ -66,6 +66,12 @@ func ownLink(name string) bool {
 		slices.Contains([]string{"lo", "tunl0", "ip6tnl0"}, name)
 }
 
+// ofHost reports whether an address is one that the host has by itself and shows to others.
+func ofHost(a dataplane.UnderlayAddress) bool {
+	addr := a.Prefix.Addr()
+	return !ownLink(a.Link) && !addr.IsLoopback() && !addr.IsLinkLocalUnicast()
+}
+
 // HostAddresses returns which addresses no workload can have because the host has them
 // itself or takes them for its subnets': the first and the last of one are no host's (RFC 922).
 // What routerd made itself does not count.
@@ -73,7 +79,7 @@ func HostAddresses(u dataplane.Underlay) []netip.Prefix {
 	var out []netip.Prefix
 	single := func(a netip.Addr) { out = append(out, netip.PrefixFrom(a, a.BitLen())) }
 	for _, a := range u.Addresses {
-		if ownLink(a.Link) || a.Prefix.Addr().IsLoopback() || a.Prefix.Addr().IsLinkLocalUnicast() {
+		if !ofHost(a) {
 			continue
 		}
 		single(a.Prefix.Addr())

@@ -121,11 +121,16 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 	return out
 }
 
+// otherPods are the addresses by which another network of pods is on this host.
+func (r *RIB) otherPods() []dataplane.UnderlayAddress {
+	return r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self))
+}
+
 // bridged finds a bridge behind which pods of another network have addresses of a prefix of
 // this host's own: the kernel's route to it is in the place of ours, which would drop what
 // is for them.
 func (r *RIB) bridged(p netip.Prefix) (dataplane.UnderlayAddress, bool) {
-	for _, a := range r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self)) {
+	for _, a := range r.otherPods() {
 		if !a.Prefix.IsSingleIP() && a.Prefix.Overlaps(p) {
 			return a, true
 		}
@@ -146,15 +151,13 @@ func (r *RIB) unready(p netip.Prefix, node string, e dataplane.Encap) string {
 	if !ok || !routed || u.Prefix.Bits() > p.Bits() || u.Prefix.Bits() <= r.pools.ByName[pool].CIDR.Bits() {
 		return ""
 	}
-	if n := r.nodes.ByName[node]; n == nil || !n.Encaps.Published {
-		r.waiting[p] = struct{}{}
-		return errUnready(node, u).Error()
+	if n := r.nodes.ByName[node]; n != nil && n.Encaps.Published {
+		if _, accepts := n.Encaps.Accept[e]; accepts {
+			return ""
+		}
 	}
-	if _, accepts := r.nodes.ByName[node].Encaps.Accept[e]; !accepts {
-		r.waiting[p] = struct{}{}
-		return errUnready(node, u).Error()
-	}
-	return ""
+	r.waiting[p] = struct{}{}
+	return errUnready(node, u).Error()
 }
 
 // usurped says why a path that BGP has for a prefix is not used: the prefix is a part

@@ -45,9 +45,9 @@ func (r *RIB) forgetPath(at ref) {
 
 // SetUnderlay follows a new snapshot of the network around the host, which set applies.
 func (r *RIB) SetUnderlay(set func()) {
-	before, bridges := r.resolutions(), r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self))
+	before, bridges := r.resolutions(), r.otherPods()
 	set()
-	if !slices.Equal(bridges, r.network.OtherPods(r.blocks.PodCIDRs(r.nodes.Self))) {
+	if !slices.Equal(bridges, r.otherPods()) {
 		r.MarkOwn()
 	}
 	for p := range r.waiting {
