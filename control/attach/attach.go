@@ -110,7 +110,7 @@ type Config struct {
 	// ReleaseOther frees what another network's IPAM gave a container that was never
 	// attached here: the runtime asks for its end by the configuration that is now. It must
 	// do nothing where there is none. nil: it is not called.
-	ReleaseOther func(containerID string) error
+	ReleaseOther func(ctx context.Context, containerID string) error
 	// OwnWrites is shown what this host writes; nil: it is not called.
 	OwnWrites OwnWrites
 
@@ -139,7 +139,7 @@ type Config struct {
 type Attacher struct {
 	node         string
 	usePodCIDR   bool
-	releaseOther func(containerID string) error
+	releaseOther func(ctx context.Context, containerID string) error
 	unready      func() error
 	rules        func(ctx context.Context, device string, addrs []netip.Addr) error
 	rulesTimeout time.Duration
@@ -201,7 +201,7 @@ func assemble(cfg Config) *Attacher {
 	addresses := &addresses{node: cfg.Node, ipam: cfg.IPAM, store: db, ledger: ledger}
 	endpoints := &endpoints{node: cfg.Node, kubernetes: cfg.Kubernetes, store: db, profiles: make(map[string]bool)}
 	own := &ownWrites{to: cfg.OwnWrites, endpoints: endpoints, ledger: ledger}
-	gateways := &gateways{journal: cfg.Journal, addresses: addresses, ledger: ledger, log: log, kept: make(map[string]kept)}
+	gateways := &gateways{journal: cfg.Journal, addresses: addresses, ledger: ledger, log: log, kept: make(map[string]kept), freed: make(map[netip.Addr]time.Time)}
 	locks := &locks{ledger: ledger, gateways: gateways}
 	reclaimer := &reclaimer{
 		node: cfg.Node, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints,
@@ -442,7 +442,7 @@ func (a *Attacher) Del(ctx context.Context, req DelRequest) error {
 	}
 	defer l.unlock()
 	if !l.known && a.releaseOther != nil {
-		if err := a.releaseOther(req.ID.ContainerID); err != nil {
+		if err := a.releaseOther(ctx, req.ID.ContainerID); err != nil {
 			return err
 		}
 	}
@@ -589,9 +589,10 @@ func (a *Attacher) Disown() error {
 func (a *Attacher) Uses(h string) bool { return a.ledger.uses(h) || a.gateways.uses(h) }
 
 // KeptForHost reports whether an address is one that the host keeps for itself
-// as the gateway of a network that another plugin makes: that plugin gives it to
-// a device of the host.
-func (a *Attacher) KeptForHost(addr netip.Addr) bool { return a.gateways.has(addr) }
+// as the gateway of a network that another plugin makes, or was so within the last 30
+// seconds: that plugin gives it to a device of the host, and takes that away after the
+// address is free.
+func (a *Attacher) KeptForHost(addr netip.Addr) bool { return a.gateways.has(addr, time.Now()) }
 
 // Wired returns the handles of the containers whose devices are on this host,
 // also of those that it has no record of.

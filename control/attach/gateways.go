@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/routerd/routerd/control/journal"
 )
@@ -33,9 +35,14 @@ type gateways struct {
 	ledger    *ledger
 	log       *slog.Logger
 
-	mu   sync.Mutex
-	kept map[string]kept // by network
+	mu    sync.Mutex
+	kept  map[string]kept          // by network
+	freed map[netip.Addr]time.Time // when addresses ceased to be kept
 }
+
+// freedFor is how long an address that the host kept may still be on its device: a plugin
+// has IPAM free it first, and then deletes the device, which the kernel reports in its time.
+const freedFor = 30 * time.Second
 
 // load reads what the previous run kept.
 func (g *gateways) load() {
@@ -86,9 +93,13 @@ func (g *gateways) uses(h string) bool {
 	return false
 }
 
-func (g *gateways) has(addr netip.Addr) bool {
+// has reports whether an address is kept at a time, or was so shortly before.
+func (g *gateways) has(addr netip.Addr, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if at, ok := g.freed[addr]; ok && now.Sub(at) < freedFor {
+		return true
+	}
 	for _, k := range g.kept {
 		if slices.Contains(k.Addresses, addr) {
 			return true
@@ -177,6 +188,11 @@ func (g *gateways) release(ctx context.Context, r record) error {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(g.freed, func(_ netip.Addr, at time.Time) bool { return now.Sub(at) >= freedFor })
+	for _, addr := range g.kept[r.Network].Addresses {
+		g.freed[addr] = now
+	}
 	delete(g.kept, r.Network)
 	return nil
 }

@@ -1,6 +1,7 @@
 package attach
 
 import (
+	"context"
 	"errors"
 	"testing"
 
@@ -15,7 +16,7 @@ func TestReleaseOther(t *testing.T) {
 	a := w.start()
 	var asked []string
 	refused := errors.New("refused")
-	a.releaseOther = func(id string) error {
+	a.releaseOther = func(_ context.Context, id string) error {
 		if asked = append(asked, id); id == "bad" {
 			return refused
 		}
