@@ -55,7 +55,10 @@ func (o *occupied) read() {
 }
 
 // run follows what changes, until ctx ends.
-func (o *occupied) run(ctx context.Context) error { return o.store.Follow(ctx, o.read) }
+func (o *occupied) run(ctx context.Context) error {
+	o.store.Follow(ctx, o.read)
+	return nil
+}
 
 // err says why no addresses may be given.
 func (o *occupied) err() error {

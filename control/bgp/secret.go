@@ -217,39 +217,17 @@ const secretPoll = time.Minute
 // ends. Where that cannot be watched it calls it from time to time. Without any
 // secret nothing is watched.
 func (f *secretFiles) run(ctx context.Context) {
-	failed := ""
-	w := dirwatch.Watch{Open: f.inotify, Lists: f.dirs, Changed: func() {
-		if failed != "" {
+	w := dirwatch.Watch{Open: f.inotify, Lists: f.dirs, Changed: f.changed, Interval: secretPoll, Refused: func(err error) {
+		if err == nil {
 			f.log.Info("bgp secrets watched again")
-			failed = ""
+			return
 		}
-		f.changed()
+		f.log.Warn("bgp secrets not watched: they are read from time to time", "error", err, "interval", secretPoll)
 	}}
 	select {
 	case <-ctx.Done():
 		return
 	case w.Dirs = <-f.dirs:
 	}
-	for {
-		err := w.Run(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		if failed != err.Error() {
-			failed = err.Error()
-			f.log.Warn("bgp secrets not watched: they are read from time to time", "error", err, "interval", secretPoll)
-		}
-		tick := time.NewTimer(secretPoll)
-		for wait := true; wait; {
-			select {
-			case <-ctx.Done():
-				tick.Stop()
-				return
-			case w.Dirs = <-f.dirs:
-			case <-tick.C:
-				wait = false
-			}
-		}
-		f.changed()
-	}
+	w.Run(ctx)
 }

@@ -77,18 +77,12 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 // watch calls changed when a file may have changed, until ctx ends.
 func (k *Keeper) watch(ctx context.Context, changed func()) {
-	w := dirwatch.Watch{Open: dirwatch.Open, Dirs: []string{k.Files.BinDir, k.Files.ConfDir}, Changed: changed}
-	for {
-		if err := w.Run(ctx); err != nil {
+	w := dirwatch.Watch{Open: dirwatch.Open, Dirs: []string{k.Files.BinDir, k.Files.ConfDir}, Changed: changed, Interval: unwatchedPoll, Refused: func(err error) {
+		if err != nil {
 			k.Log.Debug("the files of the CNI plugin are looked at from time to time", "interval", unwatchedPoll, "error", err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(unwatchedPoll):
-			changed()
-		}
-	}
+	}}
+	w.Run(ctx)
 }
 
 // look puts the files back if they are not what they were.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,14 +25,61 @@ type Watch struct {
 	Dirs    []string            // what is watched
 	Lists   <-chan []string     // replace Dirs; nil: they stay
 	Changed func()
+	// Interval is how often Changed is called, and watching tried again, while the kernel
+	// refuses it.
+	Interval time.Duration
+	// Refused is called with why the kernel refuses, once for each reason in a row, and with
+	// nil when it does no more. It may be nil.
+	Refused func(error)
+
+	refused string // the reason
 }
 
 // Open makes an instance of inotify.
 func Open() (int, error) { return unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK) }
 
-// Run watches until ctx ends, and returns nil then. The error says what the
-// kernel refused; Run may be called again.
-func (w *Watch) Run(ctx context.Context) error {
+// Run watches until ctx ends.
+func (w *Watch) Run(ctx context.Context) {
+	for {
+		err := w.watch(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		w.report(err)
+		w.Changed()
+		w.pause(ctx)
+	}
+}
+
+// report says what the kernel refuses, if that is new.
+func (w *Watch) report(err error) {
+	reason := ""
+	if err != nil {
+		reason = err.Error()
+	}
+	if reason != w.refused && w.Refused != nil {
+		w.Refused(err)
+	}
+	w.refused = reason
+}
+
+// pause waits for Interval and takes lists meanwhile, whose senders wait.
+func (w *Watch) pause(ctx context.Context) {
+	over := time.NewTimer(w.Interval)
+	defer over.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case w.Dirs = <-w.Lists:
+		case <-over.C:
+			return
+		}
+	}
+}
+
+// watch watches until ctx ends, and returns nil then, or what the kernel refused.
+func (w *Watch) watch(ctx context.Context) error {
 	fd, err := w.Open()
 	if err != nil {
 		return watchError(err)
@@ -65,6 +113,7 @@ func (w *Watch) Run(ctx context.Context) error {
 		if watched, news, err = w.move(fd, watched, news); err != nil {
 			return watchError(err)
 		}
+		w.report(nil)
 		if news {
 			w.Changed()
 		}

@@ -21,13 +21,11 @@ func TestWatch(t *testing.T) {
 	lists, seen := make(chan []string), make(chan bool, 100)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		w := Watch{Open: Open, Lists: lists, Changed: func() {
+		w := Watch{Open: Open, Lists: lists, Refused: func(err error) { t.Error(err) }, Changed: func() {
 			_, err := os.Stat(file)
 			seen <- err == nil
 		}}
-		if err := w.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		w.Run(ctx)
 	})
 	t.Cleanup(func() { cancel(); wg.Wait() })
 	expect := func(there bool) {

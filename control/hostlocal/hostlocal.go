@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/dirwatch"
 )
 
@@ -39,8 +40,9 @@ func (s Store) Addresses() ([]netip.Addr, error) {
 }
 
 // Release frees what a container has, as host-local does it: under the lock of the
-// network. One that has nothing is no error.
-func (s Store) Release(container string) error {
+// network, for which it waits until ctx ends, [lockWait] at most. One that has nothing is
+// no error.
+func (s Store) Release(ctx context.Context, container string) error {
 	if container == "" {
 		return errors.New("release addresses of host-local: the container's id is missing")
 	}
@@ -48,7 +50,7 @@ func (s Store) Release(container string) error {
 		if owner, err := ownerOf(file); err != nil || owner != container {
 			return err
 		}
-		unlock, err := lock(filepath.Dir(file))
+		unlock, err := lock(ctx, filepath.Dir(file))
 		if err != nil {
 			return err
 		}
@@ -114,32 +116,48 @@ func ownerOf(file string) (string, error) {
 	return strings.TrimSpace(owner), nil
 }
 
+const (
+	// lockWait bounds the wait for a network's lock: host-local has it for milliseconds, and
+	// whoever waits here holds up a container's DEL.
+	lockWait = 10 * time.Second
+	// lockRetry is how often the lock is tried: flock(2) that waits cannot be ended.
+	lockRetry = 10 * time.Millisecond
+)
+
 // lock takes the lock of a network: flock(2) of its file of that name.
-func lock(dir string) (unlock func(), err error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+func lock(ctx context.Context, dir string) (unlock func(), err error) {
+	path := filepath.Join(dir, "lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock addresses of host-local: %w", err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, lockWait)
+	defer cancel()
 	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if !errors.Is(err, unix.EINTR) {
-			break
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return func() { _ = f.Close() }, nil // which unlocks it
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EWOULDBLOCK):
+			if err = async.Sleep(ctx, lockRetry); err == nil {
+				continue
+			}
+			err = fmt.Errorf("%s is held by another process (lslocks names it): %w", path, err)
 		}
-	}
-	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock addresses of host-local: %w", err), f.Close())
 	}
-	return func() { _ = f.Close() }, nil // which unlocks it
 }
 
 // unwatched is how often the store is read where the kernel lets nobody watch it.
 const unwatched = 5 * time.Second
 
 // Follow calls changed whenever the store may have changed, and once at the start, until
-// ctx ends; then it returns nil.
-func (s Store) Follow(ctx context.Context, changed func()) error {
+// ctx ends.
+func (s Store) Follow(ctx context.Context, changed func()) {
 	lists := make(chan []string, 1)
-	w := dirwatch.Watch{Open: dirwatch.Open, Dirs: s.watched(), Lists: lists, Changed: func() {
+	w := dirwatch.Watch{Open: dirwatch.Open, Dirs: s.watched(), Lists: lists, Interval: unwatched, Changed: func() {
 		// A network that is new has a directory of its own.
 		select {
 		case lists <- s.watched():
@@ -147,20 +165,7 @@ func (s Store) Follow(ctx context.Context, changed func()) error {
 		}
 		changed()
 	}}
-	for {
-		err := w.Run(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			changed()
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(unwatched):
-		}
-	}
+	w.Run(ctx)
 }
 
 // watched are the directories to be watched. That of all networks alone is where they

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -63,17 +64,17 @@ func TestStore(t *testing.T) {
 		write(t, filepath.Join(dir, path), text)
 	}
 	check(t, "given", s, "10.244.1.2", "10.244.1.3", "10.244.1.4", "10.244.1.77", "fd00::2")
-	if err := s.Release("c1"); err != nil {
+	if err := s.Release(t.Context(), "c1"); err != nil {
 		t.Error(err)
 	}
 	check(t, "without c1", s, "10.244.1.2", "10.244.1.4", "10.244.1.77")
 	for _, c := range []string{"c3", "unknown"} {
-		if err := s.Release(c); err != nil {
+		if err := s.Release(t.Context(), c); err != nil {
 			t.Error(err)
 		}
 	}
 	check(t, "without c3", s, "10.244.1.2", "10.244.1.77")
-	if err := s.Release(""); err == nil {
+	if err := s.Release(t.Context(), ""); err == nil {
 		t.Error("a container without an id frees addresses")
 	}
 	if _, err := os.Stat(filepath.Join(dir, "cbr0/last_reserved_ip.0")); err != nil {
@@ -82,6 +83,32 @@ func TestStore(t *testing.T) {
 	if _, err := Store(filepath.Join(dir, "stray")).Addresses(); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a store that cannot be read: %v", err)
 	}
+}
+
+// TestLocked: a lock that another process holds delays a release as long as its context
+// allows, and no longer; the address stays.
+func TestLocked(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := Store(dir)
+	write(t, filepath.Join(dir, "cbr0/10.244.1.2"), "c1\r\neth0")
+	unlock, err := lock(t.Context(), filepath.Join(dir, "cbr0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*lockRetry)
+	defer cancel()
+	if err := s.Release(ctx, "c1"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "cbr0/lock is held") {
+		t.Errorf("released under another's lock: %v", err)
+	}
+	check(t, "locked", s, "10.244.1.2")
+	done := make(chan error)
+	go func() { done <- s.Release(t.Context(), "c1") }()
+	unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	check(t, "unlocked", s)
 }
 
 // TestFollow: who follows a store hears of each address, also in a network that comes
@@ -93,16 +120,16 @@ func TestFollow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	lists := make(chan []netip.Addr, 100)
-	done := make(chan error)
-	go func() {
-		done <- s.Follow(ctx, func() {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		s.Follow(ctx, func() {
 			list, err := s.Addresses()
 			if err != nil {
 				t.Error(err)
 			}
 			lists <- list
 		})
-	}()
+	})
 	until := func(what string, n int) {
 		t.Helper()
 		for {
@@ -121,14 +148,12 @@ func TestFollow(t *testing.T) {
 		write(t, filepath.Join(dir, network, fmt.Sprintf("10.0.0.%d", i+1)), "c\r\neth0")
 		until("an address in "+network, i+1)
 	}
-	if err := s.Release("c"); err != nil {
+	if err := s.Release(t.Context(), "c"); err != nil {
 		t.Fatal(err)
 	}
 	until("their end", 0)
 	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+	wg.Wait()
 }
 
 // TestPlugin: what the plugin itself gives is read, and what is freed here it gives
@@ -152,7 +177,7 @@ func TestPlugin(t *testing.T) {
 		run("ADD", fmt.Sprint("c", i))
 	}
 	check(t, "given", s, "10.244.1.2", "10.244.1.3", "10.244.1.4", "10.244.1.5", "10.244.1.6")
-	if err := s.Release("c3"); err != nil {
+	if err := s.Release(t.Context(), "c3"); err != nil {
 		t.Fatal(err)
 	}
 	if out := run("ADD", "c9"); !strings.Contains(out, "10.244.1.5/29") {
