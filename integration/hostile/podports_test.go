@@ -37,9 +37,6 @@ func TestPodsKeptFromHosts(t *testing.T) {
 					listen(t, l, host, net.JoinHostPort(a, fmt.Sprint(probes)))
 				}
 			}
-			// As kube-proxy sets it.
-			output(t, l, "node1", "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1")
-			listen(t, l, "node1", "127.0.0.1:8081")
 
 			const pod = "node1/pod1"
 			for _, at := range addresses(t, l, "node2") {
@@ -59,44 +56,74 @@ func TestPodsKeptFromHosts(t *testing.T) {
 				}
 			}
 
-			// What the host itself translates to its loopback, as node-local proxies do,
-			// is no packet to the loopback when it comes.
-			translate(t, l, "node1", "192.0.2.80", "127.0.0.1:8081")
-			for _, from := range []string{pod, "node1"} {
-				poll(t, from+" reaches what node1 translates to its loopback", func() string { return connects(t, l, from, "192.0.2.80", 80) })
-			}
-
-			// A pod sends to 127.0.0.1 by a route to its host: by the link's address of
-			// the host, which answers for all.
-			for _, command := range []string{
-				"sysctl -qw net.ipv4.conf.eth0.route_localnet=1",
-				"ip address del 127.0.0.1/8 dev lo",
-				"ip rule add pref 1 to 127.0.0.1 lookup 99",
-				"ip rule del pref 0",
-				"ip route add 127.0.0.1 via 169.254.1.1 dev eth0 onlink table 99",
-			} {
-				output(t, l, pod, strings.Fields(command)...)
-			}
-			if why := connects(t, l, "node1", "127.0.0.1", 8081); why != "" {
-				t.Fatalf("the host does not reach its own port: %s", why)
-			}
-			seen := hits(t, l, "node1")
-			_ = connects(t, l, pod, "127.0.0.1", 8081)
-			poll(t, "what the pod sends to 127.0.0.1 is counted as dropped", func() string {
-				if now := hits(t, l, "node1"); now <= seen {
-					return fmt.Sprintf("%d packets, %d before", now, seen)
-				}
-				return ""
-			})
+			loopbackFromPod(t, l)
 		})
 	}
+}
+
+// loopbackFromPod sends node1's loopback what needs no answer, as a pod of it: nothing
+// arrives at whoever listens there. What the host itself translates to its loopback, as
+// node-local proxies do, is no packet to the loopback when it comes, and arrives.
+func loopbackFromPod(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	const host, pod, translated = "node1", "node1/pod1", "192.0.2.80"
+	output(t, l, host, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1") // as kube-proxy sets it
+	listen(t, l, host, "127.0.0.1:8081")
+	service := receive(t, l, host, "127.0.0.1:8081")
+	translate(t, l, host, translated, "127.0.0.1:8081")
+	for _, from := range []string{pod, host} {
+		poll(t, from+" reaches what node1 translates to its loopback", func() string { return connects(t, l, from, translated, 80) })
+	}
+	// To 127.0.0.1 by the link's address of the host, which answers for all; what comes
+	// back from there is for the pod.
+	for _, command := range []string{
+		"sysctl -qw net.ipv4.conf.eth0.route_localnet=1",
+		"ip address del 127.0.0.1/8 dev lo",
+		"ip rule add pref 1 to 127.0.0.1 lookup 99",
+		"ip rule add pref 2 lookup local",
+		"ip rule del pref 0",
+		"ip route add 127.0.0.1 via 169.254.1.1 dev eth0 onlink table 99",
+	} {
+		output(t, l, pod, strings.Fields(command)...)
+	}
+	if why := connects(t, l, host, "127.0.0.1", 8081); why != "" {
+		t.Fatalf("the host does not reach its own port: %s", why)
+	}
+	const attacks = 5
+	seen := hits(t, l, host)
+	for range attacks {
+		datagram(t, l, pod, "127.0.0.1:8081", "attack")
+	}
+	// What comes through the translation was sent later, on the same wire.
+	poll(t, "a datagram by node1's translation arrives", func() string {
+		datagram(t, l, pod, translated+":80", "translated")
+		for {
+			text, err := service.next(time.Second)
+			switch {
+			case err != nil:
+				return err.Error()
+			case text == "translated":
+				return ""
+			}
+			t.Errorf("%s sent %q to 127.0.0.1 of its host, where it arrived", pod, text)
+		}
+	})
+	if connects(t, l, pod, "127.0.0.1", 8081) == "" {
+		t.Errorf("%s connects to 127.0.0.1 of its host", pod)
+	}
+	poll(t, "what the pod sends to 127.0.0.1 is counted as dropped", func() string {
+		if now := hits(t, l, host); now < seen+attacks {
+			return fmt.Sprintf("%d packets, %d before", now, seen)
+		}
+		return ""
+	})
 }
 
 // translate has a host send port 80 of an address elsewhere, for itself and whoever sends by way of it.
 func translate(t *testing.T, l *lab.Lab, host, at, to string) {
 	t.Helper()
 	for _, chain := range []string{"prerouting", "output"} {
-		output(t, l, host, "nft", fmt.Sprintf("add table ip nodelocal; add chain ip nodelocal %[1]s { type nat hook %[1]s priority -100; }; add rule ip nodelocal %[1]s ip daddr %s tcp dport 80 dnat to %s", chain, at, to))
+		output(t, l, host, "nft", fmt.Sprintf("add table ip nodelocal; add chain ip nodelocal %[1]s { type nat hook %[1]s priority -100; }; add rule ip nodelocal %[1]s ip daddr %s meta l4proto { tcp, udp } th dport 80 dnat to %s", chain, at, to))
 	}
 }
 
@@ -126,6 +153,46 @@ func listen(t *testing.T, l *lab.Lab, host, at string) {
 		_ = lis.Close()
 		<-done
 	})
+}
+
+// receiver takes datagrams until the test ends.
+type receiver struct{ net.PacketConn }
+
+// receive listens for datagrams in a host's namespace.
+func receive(t *testing.T, l *lab.Lab, host, at string) receiver {
+	t.Helper()
+	var r receiver
+	if err := ns.Do(l.Space(host), func() (err error) { r.PacketConn, err = net.ListenPacket("udp", at); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Close() })
+	return r
+}
+
+// next returns the text of a datagram, which it waits for.
+func (r receiver) next(limit time.Duration) (string, error) {
+	if err := r.SetReadDeadline(time.Now().Add(limit)); err != nil {
+		return "", err
+	}
+	b := make([]byte, 64)
+	n, _, err := r.ReadFrom(b)
+	return string(b[:n]), err
+}
+
+// datagram sends one. That nobody listens is nothing to its sender.
+func datagram(t *testing.T, l *lab.Lab, from, to, text string) {
+	t.Helper()
+	if err := ns.Do(l.Space(from), func() error {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte(text))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // connects says why a place does not connect to a port; empty: it does.
