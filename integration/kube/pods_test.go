@@ -22,8 +22,19 @@ import (
 func (c *cluster) run(where string) lab.Pod {
 	c.t.Helper()
 	host, name, _ := strings.Cut(where, "/")
-	create(c.t, "/api/v1/namespaces/default/pods", fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q,"labels":{"app":%[1]q}},"spec":{"nodeName":%q,"automountServiceAccountToken":false,"containers":[{"name":"c","image":"x"}]}}`, name, host))
-	var p lab.Pod
+	create(c.t, podsPath, podOn(host, name))
+	return c.attach(where)
+}
+
+// podOn is a pod as the scheduler places it.
+func podOn(host, name string) string {
+	return fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":%q,"labels":{"app":%[1]q}},"spec":{"nodeName":%q,"automountServiceAccountToken":false,"containers":[{"name":"c","image":"x"}]}}`, name, host)
+}
+
+// attach attaches a pod of the API as a runtime does.
+func (c *cluster) attach(where string) (p lab.Pod) {
+	c.t.Helper()
+	_, name, _ := strings.Cut(where, "/")
 	await.Until(c.t, "the pod is attached", func() (err error) {
 		p, err = c.AttachKubePod(c.t.Context(), where, "default", c.pod(name).Metadata.UID)
 		return err

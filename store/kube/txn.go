@@ -222,7 +222,7 @@ func (s *Store) do(ctx context.Context, st step) (store.Object, error) {
 	}
 	rev, byRevision := st.Op.If.Revision()
 	for try := 1; ; try++ {
-		if !byRevision && (st.Op.Action == store.Put || !st.place.Custom() || marks(st.place)) {
+		if !byRevision && (st.Op.Action == store.Put || !st.place.Custom() || st.place.Record()) {
 			o, err := s.present(ctx, &st.place, st.Op.If)
 			if err != nil {
 				return store.Object{}, err
@@ -237,11 +237,6 @@ func (s *Store) do(ctx context.Context, st step) (store.Object, error) {
 		// Somebody wrote it between the read and the write, which asks for no
 		// revision: what is there now counts.
 	}
-}
-
-func marks(p place) bool {
-	_, ok := p.Mark()
-	return ok
 }
 
 // doAt carries out an op on an object that is at a revision, 0: not there.
@@ -345,7 +340,7 @@ func (s *Store) tryRemove(p place) error {
 }
 
 // remove deletes the object at a place that is at a revision, in two steps where
-// Calico's programs read it. With rev 0 there is nothing to be deleted, or, with
+// Calico's programs follow it. With rev 0 there is nothing to be deleted, or, with
 // always, whatever is there.
 func (s *Store) remove(ctx context.Context, p *place, rev store.Revision, always bool) error {
 	if !p.Custom() {
@@ -355,7 +350,7 @@ func (s *Store) remove(ctx context.Context, p *place, rev store.Revision, always
 		return fmt.Errorf("%w: %s", store.ErrInvalid, p.ReadOnly(p.key))
 	}
 	spec, two := p.Mark()
-	if rev == 0 && (two || !always) {
+	if rev == 0 && (p.Record() || !always) {
 		return nil
 	}
 	uid := ""

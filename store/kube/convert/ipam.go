@@ -200,12 +200,20 @@ func (s Source) writeRecord(key store.Key, raw []byte) (object, error) {
 	return o, nil
 }
 
+// Record reports whether the objects are IPAM's records, which a program of Calico's
+// marks as deleted before it deletes them.
+func (s Source) Record() bool {
+	return s.Kind == store.KindIPAMBlock || s.Kind == store.KindIPAMAffinity || s.Kind == store.KindIPAMHandle
+}
+
 // Mark returns the patch that marks a record as about to be deleted, the first
-// of the two steps of its deletion, for [store.KindIPAMBlock], KindIPAMAffinity and
-// KindIPAMHandle. It reports false for kinds that are deleted in one step.
+// of the two steps of its deletion, for [store.KindIPAMBlock] and KindIPAMAffinity. It
+// reports false for kinds that are deleted in one step. Handles are: nobody watches them,
+// Calico's programs mark them for want of a deletion on condition of the revision, and one
+// of these that meets the end of a handle reads it again.
 func (s Source) Mark() (spec []byte, ok bool) {
 	switch s.Kind {
-	case store.KindIPAMBlock, store.KindIPAMHandle:
+	case store.KindIPAMBlock:
 		return []byte(`{"deleted":true}`), true
 	case store.KindIPAMAffinity:
 		if s.group == V1 {
