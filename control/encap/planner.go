@@ -90,6 +90,7 @@ func (p *Planner) SetNode(name string, old, n *cluster.Node) bool {
 		p.vteps.replaceNode(name, old, n, p.touched)
 	}
 	if name == p.nodes.Self {
+		p.seeOwn(n)
 		if settled := p.settleInflight(); sameEncaps && !settled {
 			return false
 		}

@@ -17,6 +17,9 @@ type publishing struct {
 	ends       *ends
 	inflight   *cluster.Encaps // what is being published; nil: nothing
 	inflightAt store.Revision  // where it is in the store; 0: not known to be there
+	// said has the encapsulations that this host published itself: of its record only these
+	// count, for others can write there. nil: it has seen no record of its own.
+	said set[dataplane.Encap]
 
 	sending   map[dataplane.Encap]int // forwarding paths that use it or are to
 	behind    map[string]int          // by pool, forwarding paths that are not as wanted
@@ -25,6 +28,29 @@ type publishing struct {
 
 func newPublishing(e *ends) *publishing {
 	return &publishing{ends: e, sending: map[dataplane.Encap]int{}, behind: map[string]int{}}
+}
+
+// seeOwn takes note of this host's record. The first is the previous run's: VXLAN at a system
+// port counts as made up there.
+func (p *publishing) seeOwn(n *cluster.Node) {
+	if n == nil || p.said != nil {
+		return
+	}
+	p.said = publishedIn(n.Encaps)
+	maps.DeleteFunc(p.said, func(f dataplane.Encap, _ struct{}) bool {
+		return f.Driver == dataplane.DriverVXLAN && store.IsSystemPort(f.Port)
+	})
+}
+
+// Published has what a record says count as published by this host itself.
+func (p *publishing) Published(e *cluster.Encaps) { p.said = publishedIn(e) }
+
+// publishedIn has the encapsulations that a record says are accepted or sent.
+func publishedIn(e *cluster.Encaps) set[dataplane.Encap] {
+	out := set[dataplane.Encap]{}
+	maps.Copy(out, e.Accept)
+	maps.Copy(out, e.Use)
+	return out
 }
 
 // own is what this host has published, as the watch showed it, and what it is
@@ -37,8 +63,14 @@ func (p *publishing) own() (accepts, uses set[dataplane.Encap]) {
 	if seen == nil {
 		return accepts, uses
 	}
-	maps.Copy(accepts, seen.Encaps.Accept)
-	maps.Copy(uses, seen.Encaps.Use)
+	for f := range p.said {
+		if _, ok := seen.Encaps.Accept[f]; ok {
+			accepts[f] = struct{}{}
+		}
+		if _, ok := seen.Encaps.Use[f]; ok {
+			uses[f] = struct{}{}
+		}
+	}
 	if p.inflight != nil {
 		maps.Copy(accepts, p.inflight.Accept)
 		maps.Copy(uses, p.inflight.Use)
@@ -100,7 +132,7 @@ func (r *receiver) publication() (store.NodeEncaps, bool) {
 		}
 	}
 	return store.NodeEncaps{
-		Published: true, Accepts: r.publicAccepts(), Uses: r.publicUses(self), Sends: r.publicSends(self), Refuses: r.publicRefuses(self, wanted),
+		Published: true, Accepts: r.publicAccepts(), Uses: r.publicUses(), Sends: r.publicSends(self), Refuses: r.publicRefuses(self, wanted),
 	}, true
 }
 
@@ -117,13 +149,14 @@ func (r *receiver) publicAccepts() []string {
 
 // publicUses lists what is sent or is to be. What was named before stays until
 // the kernel has left it.
-func (p *publishing) publicUses(self *cluster.Node) []string {
+func (p *publishing) publicUses() []string {
 	out := set[dataplane.Encap]{}
 	for f := range p.sending {
 		out[f] = struct{}{}
 	}
 	if !p.confirmed {
-		maps.Copy(out, self.Encaps.Use)
+		_, uses := p.own()
+		maps.Copy(out, uses)
 	}
 	return encapNames(out)
 }
@@ -249,6 +282,7 @@ func (p *Planner) Offer() *store.NodeEncaps {
 		return nil
 	}
 	p.inflight, p.inflightAt = cluster.NewEncaps(f), 0
+	maps.Copy(p.said, publishedIn(p.inflight))
 	p.Changed()
 	return &f
 }
@@ -271,6 +305,7 @@ func (p *publishing) settleInflight() bool {
 	if p.inflight == nil || p.inflightAt == 0 || self == nil || self.Revision < p.inflightAt {
 		return false
 	}
+	p.Published(p.inflight)
 	p.inflight, p.inflightAt = nil, 0
 	return true
 }

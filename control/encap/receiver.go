@@ -128,7 +128,8 @@ type poolMode struct {
 // datastore would open devices here, and take a port from what serves there and from all
 // pods; a host that comes during a change accepts what the pools ask for now, to which
 // the others can send as they all have it. VXLAN at a system port that this host is not
-// configured with is never believed.
+// configured with is never believed. Nor is what this host's own record says and this host
+// did not write there.
 func (r *receiver) neededEncaps() set[dataplane.Encap] {
 	out := r.WantedEncaps()
 	accepts, uses := r.own()

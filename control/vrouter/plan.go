@@ -137,6 +137,7 @@ func (t *table) foresee(a Ahead, paths rib.Update) {
 			accepts.Accepts = append(accepts.Accepts, f.String())
 		}
 		held.Encaps = cluster.NewEncaps(accepts)
+		t.encap.Published(held.Encaps)
 		t.setNode(own.Name, &held)
 	}
 	for _, ch := range a.Changes {

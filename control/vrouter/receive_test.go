@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
 )
@@ -33,7 +34,8 @@ func devices(t *table) []string {
 }
 
 // TestReceiver: which devices a host has follows from its pools and from what
-// nodes say, with one exception: what it said itself it keeps.
+// nodes say, with one exception: what it said itself it keeps, and that is not all that its
+// record says.
 func TestReceiver(t *testing.T) {
 	self := func(f store.NodeEncaps) store.Event {
 		return saying(nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1"), f)
@@ -71,6 +73,16 @@ func TestReceiver(t *testing.T) {
 			"the host says that it takes it in",
 			[]store.Event{self(store.NodeEncaps{Accepts: []string{"ipip"}})},
 			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789"},
+		},
+		{
+			"its record says what it did not write there",
+			[]store.Event{self(store.NodeEncaps{Uses: []string{"ipip"}}), self(store.NodeEncaps{Accepts: []string{"vxlan/7/5000"}, Uses: []string{"ipip", "vxlan/77/5001"}, Sends: map[string]string{"pool": "VXLAN/8/5002"}})},
+			[]string{"tunl0 ipip", "vxlan.calico vxlan/4096/4789"},
+		},
+		{
+			"its record said so when it started, of a system port",
+			[]store.Event{self(store.NodeEncaps{Accepts: []string{"vxlan/77/53"}, Uses: []string{"vxlan/77/53"}})},
+			[]string{"vxlan.calico vxlan/4096/4789"},
 		},
 		{
 			"a peer takes it in, which is nothing to this host",
@@ -125,7 +137,9 @@ func TestSlots(t *testing.T) {
 	for i := range 12 {
 		uses = append(uses, fmt.Sprintf("vxlan/%d/4789", i+1))
 	}
-	tab.take(saying(nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1"), store.NodeEncaps{Accepts: uses}))
+	accepts := store.NodeEncaps{Accepts: uses}
+	tab.encap.Published(cluster.NewEncaps(accepts))
+	tab.take(saying(nodeEvent("node1", "10.1.0.11/24", "192.168.1.0", "192.168.1.1"), accepts))
 	tab.take(saying(nodeEvent("node2", "10.1.0.12/24", "192.168.2.0", "192.168.2.1"), store.NodeEncaps{Uses: uses}))
 	tab.settle()
 	got := devices(tab)
