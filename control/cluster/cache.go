@@ -60,7 +60,7 @@ type complete struct {
 	// once. An earlier version does not know it, and takes them for missing.
 	Own []store.Kind `json:"own,omitempty"`
 
-	// Places is how far the watch was, and Version which program's values these are:
+	// Places is how far the watch was, and Version by which conversion these values are:
 	// another one may make others of the same objects.
 	Places  map[string]store.Revision `json:"places,omitempty"`
 	Version string                    `json:"version,omitempty"`

@@ -53,7 +53,8 @@ type Config struct {
 	// then too.
 	Services bool
 
-	// Version names the program: what another one has on disk is not gone on from.
+	// Version names how the datastore's objects were made into these: what is on disk by
+	// another one is not gone on from.
 	Version string
 
 	// File is where the copy is kept on disk, as [Saved] lists it, for a start at

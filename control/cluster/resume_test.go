@@ -33,7 +33,7 @@ func (r resumer) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Ba
 }
 
 // TestGoesOn: a start has the watch go on from what the disk has: whole kinds, blocks of
-// other hosts included, with their revisions, and how far the watch was. Another version of the program reads
+// other hosts included, with their revisions, and how far the watch was. Another conversion reads
 // anew.
 func TestGoesOn(t *testing.T) {
 	t.Parallel()
