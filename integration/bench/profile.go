@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,31 +69,9 @@ func (s *convergenceSpace) profile(ctx context.Context, name string) (stop func(
 }
 
 func (s *convergenceSpace) fetchProfile(ctx context.Context, what, file string) error {
-	c := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, addr string) (conn net.Conn, err error) {
-			err = ns.Do(s.rx, func() error {
-				conn, err = new(net.Dialer).DialContext(ctx, network, addr)
-				return err
-			})
-			return conn, err
-		},
-	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+profileAddr+"/debug/pprof/"+what, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := c.Do(req)
+	body, err := ns.Get(ctx, s.rx, "http://"+profileAddr+"/debug/pprof/"+what)
 	if err != nil {
 		return fmt.Errorf("profile: %w", err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return fmt.Errorf("profile: %w", err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("profile: %s: %s", resp.Status, body)
 	}
 	return os.WriteFile(file, body, 0o600)
 }

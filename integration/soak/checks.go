@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
 )
@@ -33,6 +34,7 @@ func (r *run) checkReach(ctx context.Context) error {
 		asked, _ := m.Pairs()
 		r.report.Pairs += asked
 	}
+	r.world.rested = allowed
 	if r.world.denied == "" {
 		return nil
 	}
@@ -65,6 +67,25 @@ func (r *run) denies(ctx context.Context, to string) error {
 		}
 		r.report.Pairs++
 		r.report.Denied++
+	}
+	return nil
+}
+
+// stillReaches asks, in each family, one pair of pods that no fault keeps from each other.
+func (r *run) stillReaches(ctx context.Context) error {
+	from, to, ok := r.world.pair(sum(r.report.Moves))
+	if !ok {
+		return nil
+	}
+	for _, family := range r.families() {
+		reply, err := r.l.Ping(ctx, from, to, family)
+		if err != nil {
+			return err
+		}
+		if !reply.OK {
+			return fmt.Errorf("%s does not reach %s: %s; no fault of theirs is left", from, to, reply)
+		}
+		r.report.Pairs++
 	}
 	return nil
 }
@@ -174,6 +195,8 @@ func multiplied(base, end map[store.Kind]int, hosts int) error {
 // Usage is what a host's daemon uses, and what there is of it on the host.
 type Usage struct {
 	Memory      int // resident, in KiB
+	Heap        int // what Go's collector has found in use, in KiB
+	Goroutines  int
 	Descriptors int
 	Threads     int
 	Devices     int
@@ -181,13 +204,14 @@ type Usage struct {
 	Rules       int // lines of the rule set, without what packets put into it
 	Files       int
 
-	lists map[string]string // of devices, routes and rules, by what the error calls them
+	process ns.Process        // of the daemon
+	lists   map[string]string // of devices, routes and rules, by what the error calls them
 }
 
 // String is the usage as a line.
 func (u Usage) String() string {
-	return fmt.Sprintf("%d MiB, %d descriptors, %d threads, %d devices, %d routes, %d lines of rules, %d files",
-		u.Memory>>10, u.Descriptors, u.Threads, u.Devices, u.Routes, u.Rules, u.Files)
+	return fmt.Sprintf("%d MiB, %d of them in use, %d goroutines, %d descriptors, %d threads, %d devices, %d routes, %d lines of rules, %d files",
+		u.Memory>>10, u.Heap>>10, u.Goroutines, u.Descriptors, u.Threads, u.Devices, u.Routes, u.Rules, u.Files)
 }
 
 // measure looks at all hosts.
@@ -205,6 +229,10 @@ func (r *run) measure(ctx context.Context, into map[string]Usage) error {
 func (r *run) usage(ctx context.Context, h string) (u Usage, err error) {
 	p, err := r.l.Daemon(h)
 	if err != nil {
+		return u, err
+	}
+	u.process = p
+	if err := r.profile(ctx, h, &u); err != nil {
 		return u, err
 	}
 	proc := filepath.Join("/proc", strconv.Itoa(p.PID))
@@ -247,6 +275,31 @@ func (r *run) usage(ctx context.Context, h string) (u Usage, err error) {
 		return err
 	})
 	return u, err
+}
+
+// profile asks a daemon for its heap, once garbage has been collected, and its goroutines.
+func (r *run) profile(ctx context.Context, h string, u *Usage) error {
+	for _, p := range []struct {
+		path, before string // what stands before the number
+		unit         int
+		n            *int
+	}{
+		{"heap?gc=1&debug=1", "# HeapAlloc = ", 1 << 10, &u.Heap},
+		{"goroutine?debug=1", "goroutine profile: total ", 1, &u.Goroutines},
+	} {
+		body, err := ns.Get(ctx, r.l.Space(h), "http://"+profileAddr+"/debug/pprof/"+p.path)
+		if err != nil {
+			return err
+		}
+		_, rest, _ := strings.Cut(string(body), p.before)
+		digits, _, _ := strings.Cut(rest, "\n")
+		n, err := strconv.Atoi(digits)
+		if err != nil {
+			return fmt.Errorf("%s: no number after %q: %w", p.path, p.before, err)
+		}
+		*p.n = n / p.unit
+	}
+	return nil
 }
 
 // lasting returns a listing of nft(8) without the elements of sets that packets fill,
@@ -299,33 +352,68 @@ const (
 const (
 	moreDescriptors = 12 // connections being made anew
 	moreThreads     = 8  // of Go's runtime
+	moreGoroutines  = 20 // requests and connections under way
 	moreFiles       = 6  // etcd's log segments and snapshots
 	memoryFactor    = 1.5
+	heapFactor      = 1.5
 )
 
-// grown says what there is more of than before.
-func grown(base, end map[string]Usage) error {
+// bound is how much of something there may be.
+type bound struct {
+	what         string
+	was, is, may int
+}
+
+func exceeded(h string, b, e Usage, bounds []bound) error {
+	var errs []error
+	for _, c := range bounds {
+		if c.is > c.may {
+			errs = append(errs, fmt.Errorf("%s has %d %s, and had %d%s", h, c.is, c.what, c.was, added(b.lists[c.what], e.lists[c.what])))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// left says of what there is more on the hosts than before, whatever became of the daemons.
+func left(base, end map[string]Usage) error {
 	var errs []error
 	for _, h := range slices.Sorted(maps.Keys(base)) {
 		b, e := base[h], end[h]
-		for _, c := range []struct {
-			what         string
-			was, is, may int
-		}{
-			{"KiB of memory", b.Memory, e.Memory, int(float64(b.Memory) * memoryFactor)},
-			{"descriptors", b.Descriptors, e.Descriptors, b.Descriptors + moreDescriptors},
-			{"threads", b.Threads, e.Threads, b.Threads + moreThreads},
+		errs = append(errs, exceeded(h, b, e, []bound{
 			{devices, b.Devices, e.Devices, b.Devices},
 			{routes, b.Routes, e.Routes, b.Routes + len(base)}, // a block more of each host
 			{rules, b.Rules, e.Rules, b.Rules},
 			{"files", b.Files, e.Files, b.Files + moreFiles},
-		} {
-			if c.is > c.may {
-				errs = append(errs, fmt.Errorf("%s has %d %s, and had %d%s", h, c.is, c.what, c.was, added(b.lists[c.what], e.lists[c.what])))
-			}
-		}
+		}))
 	}
 	return errors.Join(errs...)
+}
+
+// grown says what the daemons have more of than before.
+func grown(base, end map[string]Usage) error {
+	var errs []error
+	for _, h := range slices.Sorted(maps.Keys(base)) {
+		b, e := base[h], end[h]
+		errs = append(errs, exceeded(h, b, e, []bound{
+			{"KiB of memory", b.Memory, e.Memory, int(float64(b.Memory) * memoryFactor)},
+			{"KiB of heap", b.Heap, e.Heap, int(float64(b.Heap) * heapFactor)},
+			{"goroutines", b.Goroutines, e.Goroutines, b.Goroutines + moreGoroutines},
+			{"descriptors", b.Descriptors, e.Descriptors, b.Descriptors + moreDescriptors},
+			{"threads", b.Threads, e.Threads, b.Threads + moreThreads},
+		}))
+	}
+	return errors.Join(errs...)
+}
+
+// same returns of the first measurements of daemons those of daemons that still run.
+func same(first, now map[string]Usage) map[string]Usage {
+	out := map[string]Usage{}
+	for h, u := range first {
+		if u.process == now[h].process {
+			out[h] = u
+		}
+	}
+	return out
 }
 
 // added shows the lines of a list that were not in it before.

@@ -157,6 +157,72 @@ func (r *run) strangePeer(ctx context.Context) error {
 	return r.routerctl(ctx, "", "delete", "bgppeer", "soak")
 }
 
+// flap ends the connections of BGP between a host and the router between the racks, by
+// a reset as from a middlebox that has forgotten them.
+func (r *run) flap(ctx context.Context, h string) error {
+	gateways, err := r.gateways(ctx, h)
+	if err != nil {
+		return err
+	}
+	for _, gw := range gateways {
+		if _, err := r.l.Output(ctx, h, append([]string{"ss", "-K"}, sessionWith(gw)...)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sessionWith are the arguments by which ss(8) finds the connection of BGP with a peer.
+func sessionWith(peer netip.Addr) []string {
+	dst := peer.String()
+	if peer.Is6() {
+		dst = "[" + dst + "]"
+	}
+	return []string{"-Htn", "state", "established", "dst", dst, "and", "(", "sport", "=", ":179", "or", "dport", "=", ":179", ")"}
+}
+
+// gateways are the addresses of the router between the racks that a host peers with, one
+// of each family.
+func (r *run) gateways(ctx context.Context, h string) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for i := range r.families() {
+		routes, err := r.l.Output(ctx, h, "ip", []string{"-4", "-6"}[i], "-o", "route", "show", "default")
+		if err != nil {
+			return nil, err
+		}
+		fields := strings.Fields(routes)
+		if len(fields) < 3 || fields[1] != "via" {
+			return nil, fmt.Errorf("%s has no default route: %q", h, routes)
+		}
+		gw, err := netip.ParseAddr(fields[2])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, gw)
+	}
+	return out, nil
+}
+
+// checkSessions looks whether each host has its sessions with the router between the racks.
+func (r *run) checkSessions(ctx context.Context) error {
+	for _, h := range r.l.Hosts() {
+		gateways, err := r.gateways(ctx, h)
+		if err != nil {
+			return err
+		}
+		for _, gw := range gateways {
+			out, err := r.l.Output(ctx, h, append([]string{"ss"}, sessionWith(gw)...)...)
+			if err != nil {
+				return err
+			}
+			if out == "" {
+				return fmt.Errorf("%s has no BGP session with %s", h, gw)
+			}
+		}
+	}
+	return nil
+}
+
 func (r *run) kill(ctx context.Context, h string) error {
 	err := r.l.Kill(ctx, h, unix.SIGKILL)
 	if err == nil {

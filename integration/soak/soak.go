@@ -46,8 +46,18 @@ type Report struct {
 	Base    map[string]Usage
 	End     map[string]Usage
 
+	// Aged is, of each host, the daemon that was compared with itself over the longest time.
+	Aged map[string]Aged
+
 	// How many records of IPAM and endpoints the datastore has, by kind.
 	BaseRecords, EndRecords map[store.Kind]int
+}
+
+// Aged says what a daemon used when the cluster was as in the beginning, for the first
+// time in the daemon's life and once more later.
+type Aged struct {
+	For         time.Duration // between the two
+	First, Last Usage
 }
 
 // String is the report as lines of text.
@@ -62,6 +72,9 @@ func (r Report) String() string {
 	for _, h := range slices.Sorted(maps.Keys(r.End)) {
 		fmt.Fprintf(&b, "%s: before %s; after %s\n", h, r.Base[h], r.End[h])
 	}
+	for _, h := range slices.Sorted(maps.Keys(r.Aged)) {
+		fmt.Fprintf(&b, "%s, one daemon over %.0f s: before %s; after %s\n", h, r.Aged[h].For.Seconds(), r.Aged[h].First, r.Aged[h].Last)
+	}
 	for _, k := range recordKinds() {
 		fmt.Fprintf(&b, "%s: before %d, after %d\n", k, r.BaseRecords[k], r.EndRecords[k])
 	}
@@ -75,12 +88,16 @@ func sum(m map[string]int) (n int) {
 	return n
 }
 
+// profileAddr is where each host's daemon serves its profiles.
+const profileAddr = "127.0.0.1:9099"
+
 const (
 	groupSize   = 5                // changes between two rests: so many faults may overlap
 	podsPerHost = 6                // at most, beside the one that stays
 	settleTime  = 90 * time.Second // for all that was promised to be true again
 	rate        = 100              // packets a second of each flow
 	historySize = 3 * groupSize    // changes that an error shows
+	compareEach = 8                // rests from one comparison with the beginning to the next
 )
 
 // run is a run under way.
@@ -94,14 +111,19 @@ type run struct {
 	history []string
 	cut     bool // a link was cut in this group
 	isKept  bool // the policy that denies was seen in force
+
+	// What each daemon used when it was first measured, and when that was.
+	first   map[string]Usage
+	firstAt map[string]time.Time
 }
 
 // Run makes changes until the time is over. The error is the first promise that
 // was broken, with the seed and the changes before it.
 func Run(ctx context.Context, o Options) (Report, error) {
 	r := &run{
-		o: o, l: o.Lab, rng: rand.New(rand.NewPCG(o.Seed, 0)), world: newWorld(o.Lab.Hosts(), o.Members, o.Modes),
-		report: Report{Seed: o.Seed, Moves: map[string]int{}, Refused: map[string]int{}, Base: map[string]Usage{}, End: map[string]Usage{}},
+		o: o, l: o.Lab, rng: rand.New(rand.NewPCG(o.Seed, 0)), world: newWorld(o.Lab.Hosts(), o.Members, elder(o.Lab.Hosts(), o.Seed), o.Modes),
+		first: map[string]Usage{}, firstAt: map[string]time.Time{},
+		report: Report{Seed: o.Seed, Moves: map[string]int{}, Refused: map[string]int{}, Base: map[string]Usage{}, End: map[string]Usage{}, Aged: map[string]Aged{}},
 	}
 	start := time.Now()
 	err := r.live(ctx, start.Add(o.For))
@@ -111,6 +133,9 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	}
 	return r.report, err
 }
+
+// elder is the host whose daemon lives as long as the run.
+func elder(hosts []string, seed uint64) string { return hosts[seed%uint64(len(hosts))] }
 
 func (r *run) live(ctx context.Context, end time.Time) error {
 	if err := r.begin(ctx); err != nil {
@@ -125,6 +150,11 @@ func (r *run) live(ctx context.Context, end time.Time) error {
 		}
 		if err := r.settle(ctx); err != nil {
 			return err
+		}
+		if r.report.Settled%compareEach == 0 {
+			if err := r.compare(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	return r.finish(ctx)
@@ -157,6 +187,7 @@ func (r *run) begin(ctx context.Context) error {
 	if err == nil {
 		r.load.Interval() // the first packets looked for neighbours
 		err = r.measure(ctx, r.report.Base)
+		r.remember(r.report.Base)
 	}
 	if err == nil {
 		r.report.BaseRecords, err = r.records(ctx)
@@ -190,9 +221,13 @@ func (r *run) warm(ctx context.Context) error {
 	return r.rest(ctx)
 }
 
-// finish takes away all that was added, and compares what the hosts use.
+// finish compares what the hosts use with the beginning: by daemons as old as they have
+// become, and by new ones.
 func (r *run) finish(ctx context.Context) error {
-	for _, m := range r.world.undo() {
+	if err := r.compare(ctx); err != nil {
+		return err
+	}
+	for _, m := range r.world.renew() {
 		if err := r.change(ctx, m); err != nil {
 			return err
 		}
@@ -204,13 +239,59 @@ func (r *run) finish(ctx context.Context) error {
 		if err := r.measure(ctx, r.report.End); err != nil {
 			return err
 		}
-		end, err := r.records(ctx)
-		if err != nil {
+		return errors.Join(grown(r.report.Base, r.report.End), r.more(ctx, r.report.End))
+	})
+}
+
+// compare takes away all that was added, and compares each daemon that was compared
+// before with what it used then, and its host with what there was in the beginning.
+func (r *run) compare(ctx context.Context) error {
+	for _, m := range r.world.undo() {
+		if err := r.change(ctx, m); err != nil {
 			return err
 		}
-		r.report.EndRecords = end
-		return errors.Join(grown(r.report.Base, r.report.End), multiplied(r.report.BaseRecords, end, len(r.l.Hosts())))
+	}
+	if err := r.settle(ctx); err != nil {
+		return err
+	}
+	now := map[string]Usage{}
+	err := r.within(ctx, "nothing grows", func(ctx context.Context) error {
+		if err := r.measure(ctx, now); err != nil {
+			return err
+		}
+		return errors.Join(grown(same(r.first, now), now), r.more(ctx, now))
 	})
+	if err == nil {
+		r.remember(now)
+	}
+	return err
+}
+
+// more says what there is more of than in the beginning, on hosts and in the datastore.
+func (r *run) more(ctx context.Context, now map[string]Usage) error {
+	records, err := r.records(ctx)
+	if err != nil {
+		return err
+	}
+	r.report.EndRecords = records
+	return errors.Join(left(r.report.Base, now), multiplied(r.report.BaseRecords, records, len(r.l.Hosts())))
+}
+
+// remember keeps what the daemons use: of a new one to compare it later.
+func (r *run) remember(now map[string]Usage) {
+	known := same(r.first, now)
+	for h, u := range now {
+		first, is := known[h]
+		if !is {
+			r.first[h], r.firstAt[h] = u, time.Now()
+			continue
+		}
+		a := Aged{For: time.Since(r.firstAt[h]), First: first, Last: u}
+		if a.For > r.report.Aged[h].For {
+			r.report.Aged[h] = a
+		}
+		r.o.Log.Info("compared", "host", h, "for", a.For.Round(time.Second), "first", first, "now", u)
+	}
 }
 
 // change makes one change.
@@ -233,7 +314,10 @@ func (r *run) change(ctx context.Context, m move) error {
 		r.report.Refused[m.name]++
 		r.o.Log.Info("refused", "name", m.name, "what", m.what, "error", err)
 	}
-	return r.stillDenied(ctx)
+	if err := r.stillDenied(ctx); err != nil {
+		return err
+	}
+	return r.stillReaches(ctx)
 }
 
 // settle ends the faults, and waits until all is as promised.
@@ -274,6 +358,9 @@ func (r *run) rest(ctx context.Context) error {
 		return err
 	}
 	if err := r.within(ctx, "each pod has the address that is stored, and nobody else", r.checkAddresses); err != nil {
+		return err
+	}
+	if err := r.within(ctx, "BGP has its sessions", r.checkSessions); err != nil {
 		return err
 	}
 	return r.within(ctx, "who reaches whom", r.checkReach)
@@ -319,6 +406,9 @@ func Topology(first store.Encapsulation, members int, dual bool) lab.Topology {
 	top := lab.DefaultTopology(max(lab.DefaultNodes, members+1))
 	none, bgp := 0, true
 	top.Pods, top.Spine.BGP, top.Pool.Encapsulation, top.Join = &none, &bgp, first, members > 1
+	for i := range top.Nodes {
+		top.Nodes[i].Config = map[string]any{"health": map[string]any{"listen": profileAddr, "profiles": true}}
+	}
 	if dual {
 		top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{}
 	}

@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/routerd/routerd/integration/lab/bring"
+	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/store"
 )
 
@@ -60,7 +62,7 @@ func TestPick(t *testing.T) {
 	t.Parallel()
 	life := func(seed uint64) (out []string) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		w := newWorld([]string{"a", "b", "c"}, 1, Modes())
+		w := newWorld([]string{"a", "b", "c"}, 1, "b", Modes())
 		for range 500 {
 			m := pick(rng, w)
 			out = append(out, m.name+" "+m.what)
@@ -75,11 +77,16 @@ func TestPick(t *testing.T) {
 	if d := cmp.Diff(first, life(7)); d != "" {
 		t.Errorf("the same seed, another life:\n%s", d)
 	}
+	for _, m := range first {
+		if m == "kill b" || m == "restart b" {
+			t.Errorf("%s: that daemon is to live as long as the run", m)
+		}
+	}
 	if cmp.Equal(first, life(8)) {
 		t.Error("another seed, the same life")
 	}
 	all := strings.Join(first, "\n")
-	for _, name := range []string{"add", "del", "mode", "deny", "allow", "peer", "kill", "restart", "stop", "cut", "fill", "clock"} {
+	for _, name := range []string{"add", "del", "mode", "deny", "allow", "peer", "flap", "kill", "restart", "stop", "cut", "fill", "clock"} {
 		if !strings.Contains("\n"+all, "\n"+name+" ") {
 			t.Errorf("500 changes without %s", name)
 		}
@@ -108,7 +115,7 @@ func TestSpeaker(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld([]string{"a", "b", "c", "d"}, tt.members, Modes())
+			w := newWorld([]string{"a", "b", "c", "d"}, tt.members, "", Modes())
 			mark := func(set map[string]bool, hosts string) {
 				for h := range strings.SplitSeq(hosts, "") {
 					set[h] = true
@@ -163,7 +170,7 @@ func pretend(w *world, m move) {
 // What ends the faults, and what is taken away in the end.
 func TestMend(t *testing.T) {
 	t.Parallel()
-	w := newWorld([]string{"a", "b"}, 1, Modes())
+	w := newWorld([]string{"a", "b"}, 1, "", Modes())
 	w.down["b"], w.isCut["a"], w.stopped["a"], w.full["b"] = true, true, true, true
 	w.pods["a/"+stays], w.pods["a/p1"], w.denied, w.mode, w.second = nil, nil, "a/p1", store.Direct, poolEnabled
 	show := func(ms []move) (out []string) {
@@ -175,38 +182,85 @@ func TestMend(t *testing.T) {
 	if d := cmp.Diff([]string{"free b", "join a", "continue a", "start b"}, show(w.mend())); d != "" {
 		t.Errorf("mend (-want +got):\n%s", d)
 	}
-	if d := cmp.Diff([]string{"allow a/p1", "mode VXLANCrossSubnet", "pool disabled", "del a/p1", "pool deleted", "restart a", "restart b"}, show(w.undo())); d != "" {
+	if d := cmp.Diff([]string{"allow a/p1", "mode VXLANCrossSubnet", "pool disabled", "del a/p1", "pool deleted"}, show(w.undo())); d != "" {
 		t.Errorf("undo (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]string{"restart a", "restart b"}, show(w.renew())); d != "" {
+		t.Errorf("renew (-want +got):\n%s", d)
 	}
 }
 
 func TestGrown(t *testing.T) {
 	t.Parallel()
-	base := map[string]Usage{"a": {Memory: 60 << 10, Descriptors: 40, Threads: 9, Devices: 4, Routes: 4, Rules: 200, Files: 6}}
+	b := Usage{Memory: 60 << 10, Heap: 20 << 10, Goroutines: 100, Descriptors: 40, Threads: 9, Devices: 4, Routes: 4, Rules: 200, Files: 6}
 	for _, tt := range []struct {
 		name string
 		more Usage
 		want string
 	}{
 		{"nothing", Usage{}, ""},
-		{"a little", Usage{Memory: 10 << 10, Descriptors: 3, Threads: 2, Files: 1}, ""},
+		{"a little", Usage{Memory: 10 << 10, Heap: 2 << 10, Goroutines: 4, Descriptors: 3, Threads: 2, Files: 1}, ""},
 		{"memory", Usage{Memory: 31 << 10}, "KiB of memory"},
+		{"heap", Usage{Heap: 11 << 10}, "KiB of heap"},
+		{"goroutines", Usage{Goroutines: 21}, "a has 121 goroutines, and had 100"},
 		{"descriptors", Usage{Descriptors: 13}, "a has 53 descriptors, and had 40"},
+		{"threads", Usage{Threads: 9}, "threads"},
 		{"a device", Usage{Devices: 1}, "devices"},
+		{"routes", Usage{Routes: 2}, "routes"},
 		{"a rule", Usage{Rules: 1}, "lines of rules"},
+		{"files", Usage{Files: 7}, "files"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			b, m := base["a"], tt.more
-			end := map[string]Usage{"a": {
-				Memory: b.Memory + m.Memory, Descriptors: b.Descriptors + m.Descriptors, Threads: b.Threads + m.Threads, Devices: b.Devices + m.Devices,
-				Routes: b.Routes + m.Routes, Rules: b.Rules + m.Rules, Files: b.Files + m.Files,
+			m := tt.more
+			base, end := map[string]Usage{"a": b}, map[string]Usage{"a": {
+				Memory: b.Memory + m.Memory, Heap: b.Heap + m.Heap, Goroutines: b.Goroutines + m.Goroutines, Descriptors: b.Descriptors + m.Descriptors, Threads: b.Threads + m.Threads,
+				Devices: b.Devices + m.Devices, Routes: b.Routes + m.Routes, Rules: b.Rules + m.Rules, Files: b.Files + m.Files,
 			}}
-			err := grown(base, end)
+			err := errors.Join(grown(base, end), left(base, end))
 			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 		})
+	}
+}
+
+// A daemon is compared with itself, not with the one before it.
+func TestSame(t *testing.T) {
+	t.Parallel()
+	usage := func(pid int) Usage { return Usage{process: ns.Process{PID: pid}} }
+	first := map[string]Usage{"a": usage(1), "b": usage(2)}
+	got := same(first, map[string]Usage{"a": usage(1), "b": usage(3)})
+	if _, is := got["a"]; !is || len(got) != 1 {
+		t.Errorf("%v, want that of a alone", got)
+	}
+}
+
+// Each change is followed by another question, and none by one that a fault excuses.
+func TestPair(t *testing.T) {
+	t.Parallel()
+	w := newWorld([]string{"a", "b", "c", "d"}, 1, "", Modes())
+	w.rested = []string{"a/p", "a/q", "b/denied", "b/leaving", "b/gone", "b/p", "c/down", "d/cut"}
+	for _, p := range append([]string{"a/new"}, w.rested...) {
+		w.pods[p] = nil
+	}
+	delete(w.pods, "b/gone")
+	w.denied, w.leaving["b/leaving"], w.down["c"], w.isCut["d"] = "b/denied", true, true, true
+	got := map[string]bool{}
+	for n := range 20 {
+		from, to, ok := w.pair(n)
+		if !ok {
+			t.Fatal("no pair")
+		}
+		got[from+" "+to] = true
+	}
+	want := map[string]bool{"a/p a/q": true, "a/p b/p": true, "a/q a/p": true, "a/q b/p": true, "b/p a/p": true, "b/p a/q": true}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	w.stopped["a"] = true
+	if from, to, ok := w.pair(0); ok {
+		t.Errorf("%s and %s are asked, with one pod left", from, to)
 	}
 }
 

@@ -22,22 +22,24 @@ const stays = "stays"
 type world struct {
 	hosts   []string
 	members int                     // of the datastore, of which the hosts from the first on are
+	elder   string                  // the host whose daemon is neither killed nor restarted: what leaks slowly shows there
 	pods    map[string][]netip.Addr // by HOST/POD
 	leaving map[string]bool         // pods of which a DEL has failed
 	names   int                     // that were given to pods
 	modes   []store.Encapsulation   // that the pool is changed between
 	mode    store.Encapsulation
 	second  poolState
-	denied  string // a pod that may reach no other; empty: none
+	denied  string   // a pod that may reach no other; empty: none
+	rested  []string // pods that reached each other when the cluster was last at rest
 	down    map[string]bool
 	stopped map[string]bool
 	isCut   map[string]bool
 	full    map[string]bool
 }
 
-func newWorld(hosts []string, members int, modes []store.Encapsulation) *world {
+func newWorld(hosts []string, members int, elder string, modes []store.Encapsulation) *world {
 	return &world{
-		hosts: hosts, members: members, modes: modes, pods: map[string][]netip.Addr{}, leaving: map[string]bool{}, mode: modes[0],
+		hosts: hosts, members: members, elder: elder, modes: modes, pods: map[string][]netip.Addr{}, leaving: map[string]bool{}, mode: modes[0],
 		down: map[string]bool{}, stopped: map[string]bool{}, isCut: map[string]bool{}, full: map[string]bool{},
 	}
 }
@@ -137,12 +139,14 @@ func (w *world) consider(n int, h string, rng *rand.Rand) (move, bool) {
 			return move{}, false
 		}
 		return move{"deny", mine[0], func(ctx context.Context, r *run) error { return r.deny(ctx, mine[0]) }}, true
-	case n < 70: // a peer of which nothing is heard comes and goes
+	case n < 69: // a peer of which nothing is heard comes and goes
 		return move{"peer", "192.0.2.1", func(ctx context.Context, r *run) error { return r.strangePeer(ctx) }}, w.answers()
-	case n < 77:
-		return move{"kill", h, func(ctx context.Context, r *run) error { return r.kill(ctx, h) }}, !w.down[h] && !w.stopped[h]
+	case n < 72: // BGP's connections to the router between the racks end
+		return move{"flap", h, func(ctx context.Context, r *run) error { return r.flap(ctx, h) }}, w.runs(h) && !w.isCut[h]
+	case n < 78:
+		return move{"kill", h, func(ctx context.Context, r *run) error { return r.kill(ctx, h) }}, h != w.elder && !w.down[h] && !w.stopped[h]
 	case n < 83:
-		return move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }}, !w.stopped[h] && !w.full[h] && w.answersTo(h) // else it is not ready before they end
+		return move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }}, h != w.elder && !w.stopped[h] && !w.full[h] && w.answersTo(h) // else it is not ready before they end
 	case n < 89:
 		return move{"stop", h, func(ctx context.Context, r *run) error { return r.stop(ctx, h) }}, !w.down[h] && !w.stopped[h]
 	case n < 92:
@@ -237,8 +241,32 @@ func (w *world) undo() []move {
 	if w.second != poolAbsent {
 		out = append(out, move{"pool", "deleted", func(ctx context.Context, r *run) error { return r.setSecond(ctx, poolAbsent) }})
 	}
-	for _, h := range w.hosts { // so that each daemon is as young as at the first measurement
+	return out
+}
+
+// renew returns what makes each daemon as young as at the first measurement.
+func (w *world) renew() []move {
+	var out []move
+	for _, h := range w.hosts {
 		out = append(out, move{"restart", h, func(ctx context.Context, r *run) error { return r.restart(ctx, h) }})
 	}
 	return out
+}
+
+// pair returns two pods, another two with each n, that reached each other when the
+// cluster was last at rest, and of whose hosts no fault is known. ok is false where there
+// are none.
+func (w *world) pair(n int) (from, to string, ok bool) {
+	var all []string
+	for _, p := range w.rested {
+		h, _, _ := strings.Cut(p, "/")
+		if _, is := w.pods[p]; is && p != w.denied && !w.leaving[p] && w.runs(h) && !w.isCut[h] {
+			all = append(all, p)
+		}
+	}
+	if len(all) < 2 {
+		return "", "", false
+	}
+	i := n % len(all)
+	return all[i], all[(i+1+n/len(all)%(len(all)-1))%len(all)], true
 }
