@@ -25,6 +25,9 @@ func TestPod(t *testing.T) {
 			t.Run("sockets", func(t *testing.T) { listensOnly(t, l, mode) })
 			t.Run("spoofed_source", func(t *testing.T) { spoofSources(t, l) })
 			t.Run("neighbour_table", func(t *testing.T) { floodNeighbours(t, l) })
+			if mode == store.VXLAN { // the others have none that would be taken: see TestIPIP
+				t.Run("tunnels", func(t *testing.T) { tunnelsFromPods(t, l, vxlanTunnels()) })
+			}
 			// The last: it leaves a pod with no connections to spare.
 			t.Run("connections", func(t *testing.T) { floodConnections(t, l) })
 		})

@@ -3,6 +3,7 @@ package hostile
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -15,9 +16,10 @@ import (
 
 // TestPodsKeptFromHosts: pods reach neither BGP's port of any host, where a
 // connection that comes with a host's address would pass for the host's session, nor
-// the probes', nor what hosts serve on their loopback. Other ports of other hosts are
-// open, and with policy.allowHostPortsFromWorkloads these too. Sessions have no key
-// here: with one the kernel ignores a pod's connection in any case.
+// BFD's, nor the probes', on the underlay or a tunnel, nor what hosts serve on their
+// loopback. Other ports of other hosts are open, and with
+// policy.allowHostPortsFromWorkloads these too. Sessions have no key here: with one the
+// kernel ignores a pod's connection in any case.
 func TestPodsKeptFromHosts(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []store.Encapsulation{store.VXLAN, store.Direct} {
@@ -25,39 +27,113 @@ func TestPodsKeptFromHosts(t *testing.T) {
 			t.Parallel()
 			top := topology(3, 1, mode)
 			top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: mode}
+			// The test listens in the place of two hosts' probes: they answer no stranger's.
+			for i := range 2 {
+				top.Nodes[i].Config = map[string]any{"probe": map[string]any{"enabled": false}}
+			}
 			top.Nodes[2].Config = map[string]any{"policy": map[string]any{"allowHostPortsFromWorkloads": true}}
 			l := bringUp(t, "ports-"+strings.ToLower(string(mode)), top)
 			if out, err := routerctl(t, l, "node1", "bgp", "key", "off"); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			const open, bgp, probes = 8080, 179, 7747
-			for _, host := range []string{"node2", "node3"} {
-				listen(t, l, host, fmt.Sprintf(":%d", open))
-				for _, a := range addresses(t, l, host) { // the daemon has those of its tunnels
-					listen(t, l, host, net.JoinHostPort(a, fmt.Sprint(probes)))
-				}
-			}
+			reachable(t, l)
+			connectionsKeptFrom(t, l, mode)
+			datagramsKeptFrom(t, l)
+			loopbackFromPod(t, l)
+		})
+	}
+}
 
-			const pod = "node1/pod1"
-			for _, at := range addresses(t, l, "node2") {
-				poll(t, "a pod reaches ports of another host", func() string { return connects(t, l, pod, at, open) })
-				for _, port := range []int{bgp, probes} {
-					poll(t, fmt.Sprintf("another host reaches port %d", port), func() string { return connects(t, l, "node3", at, port) })
-					poll(t, "a pod of a host that allows it does", func() string { return connects(t, l, "node3/pod1", at, port) })
+// The ports of hosts that pods are kept from, and one that they are not.
+const openPort, bgpPort, probePort, bfdPort, bfdMultihopPort = 8080, 179, 7747, 3784, 4784
+
+// connectionsKeptFrom connects to hosts as a pod of node1.
+func connectionsKeptFrom(t *testing.T, l *lab.Lab, mode store.Encapsulation) {
+	t.Helper()
+	const pod = "node1/pod1"
+	for _, host := range l.Hosts() {
+		if n := len(tunnelAddresses(t, l, host)); (n > 0) != (mode == store.VXLAN) {
+			t.Fatalf("%s has %d addresses on tunnels", host, n)
+		}
+	}
+	for _, host := range []string{"node2", "node3"} {
+		listen(t, l, host, fmt.Sprintf(":%d", openPort))
+	}
+	listen(t, l, "node1", fmt.Sprintf(":%d", probePort))
+	listen(t, l, "node2", fmt.Sprintf(":%d", probePort))
+	if mode != store.VXLAN { // the daemon does, on its tunnels
+		listen(t, l, "node3", fmt.Sprintf(":%d", probePort))
+	}
+	for _, at := range addresses(t, l, "node2") {
+		poll(t, "a pod reaches ports of another host", func() string { return connects(t, l, pod, at, openPort) })
+		for _, port := range []int{bgpPort, probePort} {
+			poll(t, fmt.Sprintf("another host reaches port %d", port), func() string { return connects(t, l, "node3", at, port) })
+			poll(t, "a pod of a host that allows it does", func() string { return connects(t, l, "node3/pod1", at, port) })
+		}
+	}
+	for _, at := range tunnelAddresses(t, l, "node3") {
+		poll(t, "another host reaches the prober at "+at, func() string { return connects(t, l, "node2", at, probePort) })
+	}
+	for _, host := range l.Hosts() {
+		for _, at := range addresses(t, l, host) {
+			for _, port := range []int{bgpPort, probePort} {
+				if connects(t, l, pod, at, port) == "" {
+					t.Errorf("%s connects to port %d of %s at %s", pod, port, host, at)
 				}
 			}
-			for _, host := range l.Hosts() {
-				for _, at := range addresses(t, l, host) {
-					for _, port := range []int{bgp, probes} {
-						if connects(t, l, pod, at, port) == "" {
-							t.Errorf("%s connects to port %d of %s at %s", pod, port, host, at)
-						}
+		}
+	}
+}
+
+// datagramsKeptFrom sends hosts datagrams as a pod of node1, to its own host and another.
+func datagramsKeptFrom(t *testing.T, l *lab.Lab) {
+	t.Helper()
+	const pod = "node1/pod1"
+	guarded := []int{probePort, bfdPort, bfdMultihopPort}
+	for _, host := range []string{"node1", "node2"} {
+		for _, a := range addresses(t, l, host) {
+			at := func(port int) string { return net.JoinHostPort(a, fmt.Sprint(port)) }
+			heard := make(map[int]receiver)
+			for _, port := range append(guarded, openPort) {
+				heard[port] = receive(t, l, host, at(port))
+			}
+			// arrives waits until what a place sends is heard.
+			arrives := func(from string, port int) {
+				t.Helper()
+				poll(t, fmt.Sprintf("a datagram of %s arrives at %s", from, at(port)), func() string {
+					datagram(t, l, from, at(port), from)
+					text, err := heard[port].next(time.Second)
+					if err == nil && text != from {
+						err = fmt.Errorf("%q arrived", text)
+					}
+					if err != nil {
+						return err.Error()
+					}
+					return ""
+				})
+			}
+			for _, port := range guarded {
+				arrives("node3", port)
+				arrives("node3/pod1", port)
+			}
+			for _, port := range guarded {
+				for range 3 {
+					datagram(t, l, pod, at(port), "attack")
+				}
+			}
+			arrives(pod, openPort) // sent later, the same way
+			for _, port := range guarded {
+				for {
+					text, err := heard[port].next(10 * time.Millisecond)
+					if err != nil {
+						break
+					}
+					if text == "attack" {
+						t.Errorf("a datagram of %s arrived at %s of %s", pod, at(port), host)
 					}
 				}
 			}
-
-			loopbackFromPod(t, l)
-		})
+		}
 	}
 }
 
@@ -219,16 +295,45 @@ func address(t *testing.T, l *lab.Lab, where string) string {
 	return a.String()
 }
 
-// addresses returns a host's on the underlay, of both families.
+// addresses returns a host's on the underlay and of its tunnels, of both families.
 func addresses(t *testing.T, l *lab.Lab, host string) (out []string) {
 	t.Helper()
 	for _, n := range l.Topology().Nodes {
 		if n.Name == host {
-			return []string{n.Address.String(), n.Address6.String()}
+			return append([]string{n.Address.String(), n.Address6.String()}, tunnelAddresses(t, l, host)...)
 		}
 	}
 	t.Fatalf("no host %s", host)
 	return nil
+}
+
+// tunnelAddresses returns those that a host has on its tunnels' devices.
+func tunnelAddresses(t *testing.T, l *lab.Lab, host string) (out []string) {
+	t.Helper()
+	if err := ns.Do(l.Space(host), func() error {
+		links, err := net.Interfaces()
+		if err != nil {
+			return err
+		}
+		for _, link := range links {
+			if !strings.HasPrefix(link.Name, "vxlan") {
+				continue
+			}
+			addrs, err := link.Addrs()
+			if err != nil {
+				return err
+			}
+			for _, a := range addrs {
+				if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().IsGlobalUnicast() {
+					out = append(out, p.Addr().String())
+				}
+			}
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }
 
 // hits counts what a host dropped because it was for its loopback.
