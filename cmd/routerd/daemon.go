@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -65,7 +64,6 @@ import (
 	"github.com/routerd/routerd/dataplane/workload"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube"
-	"github.com/routerd/routerd/store/kube/convert"
 )
 
 // router holds the daemon's parts. They are made in [newRouter], in the order in which
@@ -190,7 +188,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		return d, err
 	}
 	d.cluster = cluster.New(cluster.Config{
-		Store: d.store, Node: name, Version: strconv.Itoa(convert.Version), Log: log.With("component", "cluster"), Services: d.api != nil,
+		Store: d.store, Node: name, Version: kube.Conversion(), Log: log.With("component", "cluster"), Services: d.api != nil,
 		File: clusterFile(c), PreviousFile: previousPolicyFile(c), PreviousFiles: []string{previousBGPFile(c)},
 	})
 	d.follow = follow(d.cluster, c.BGP.Enabled, d.api != nil, d.inAPI, c.UI.Listen != "")

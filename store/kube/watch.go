@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/routerd/routerd/store"
@@ -25,6 +26,10 @@ func (s *Store) Watch(ctx context.Context, kinds ...store.Kind) <-chan store.Bat
 func (s *Store) WatchFrom(ctx context.Context, from store.Known, kinds ...store.Kind) <-chan store.Batch {
 	return s.watch(ctx, from, scope{}, kinds)
 }
+
+// Conversion names what a [Store] makes of the objects of an API: what was known by another
+// one is not for [Store.WatchFrom].
+func Conversion() string { return strconv.Itoa(convert.Version) }
 
 // WatchNode implements [store.NodeWatcher]: the pods of the node are one watch of the API's,
 // and those of other nodes another one, which is there while they are in demand.
