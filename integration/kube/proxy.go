@@ -1,14 +1,17 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"io"
 	"log"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"os"
@@ -32,6 +35,17 @@ type Proxy struct {
 	fail    func(*http.Request) (status int, body string)
 	running map[*http.Request]context.CancelFunc
 	seen    []*url.URL // since the last [Proxy.Requests]
+	faults  Faults
+	made    int // faults, until now
+}
+
+// Faults are what a proxy does to requests at random, each to a share of them between 0 and 1.
+type Faults struct {
+	Refuse float64       // is answered by 429, 500 or 503, and not passed on
+	Cut    float64       // is not passed on, and its connection ends
+	Lose   float64       // is passed on, and the connection ends before the answer
+	Delay  time.Duration // is passed on so much later at most, of those that are no watches
+	Lag    time.Duration // what a watch tells comes so much later, as from a replica that is behind
 }
 
 // Proxy starts a proxy in front of the server. [Proxy.Close] ends it.
@@ -79,7 +93,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, pass http.Handler)
 			p.writes--
 		}
 	}
-	fail := p.fail
+	fail, faults := p.fail, p.faults
 	gone := false
 	if q := r.URL.Query(); q.Get("watch") != "" && q.Get("sendInitialEvents") == "" && p.expire[r.URL.Path] {
 		delete(p.expire, r.URL.Path)
@@ -107,7 +121,116 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, pass http.Handler)
 			return
 		}
 	}
-	pass.ServeHTTP(w, r.WithContext(ctx))
+	p.meet(ctx, w, r, faults, pass)
+}
+
+// meet passes a request on, or does what it meets with instead.
+func (p *Proxy) meet(ctx context.Context, w http.ResponseWriter, r *http.Request, f Faults, pass http.Handler) {
+	if r.URL.Query().Get("watch") != "" {
+		if f.Lag > 0 {
+			late := newLate(w, f.Lag)
+			defer late.end()
+			w = late
+		}
+		pass.ServeHTTP(w, r.WithContext(ctx))
+		return
+	}
+	if f.Delay > 0 {
+		select {
+		case <-time.After(rand.N(f.Delay)):
+		case <-ctx.Done():
+			panic(http.ErrAbortHandler)
+		}
+	}
+	switch n := rand.Float64(); {
+	case n < f.Refuse:
+		p.count()
+		codes := []int{http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusServiceUnavailable}
+		code := codes[rand.N(len(codes))]
+		answer(w, code, fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"message":"a fault of the proxy"}`, code))
+	case n < f.Refuse+f.Cut:
+		p.count()
+		panic(http.ErrAbortHandler)
+	case n < f.Refuse+f.Cut+f.Lose:
+		p.count()
+		pass.ServeHTTP(httptest.NewRecorder(), r.WithContext(context.WithoutCancel(ctx)))
+		panic(http.ErrAbortHandler)
+	default:
+		pass.ServeHTTP(w, r.WithContext(ctx))
+	}
+}
+
+func (p *Proxy) count() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.made++
+}
+
+// Disturb has requests from now on meet faults. Watches that run keep what they met.
+func (p *Proxy) Disturb(f Faults) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = f
+}
+
+// Faults is how many requests were refused, cut off or lost, and how often all were.
+func (p *Proxy) Faults() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.made
+}
+
+// late passes an answer on later than it is written.
+type late struct {
+	http.ResponseWriter
+	by    time.Duration
+	parts chan part
+	done  chan struct{}
+
+	mu sync.Mutex // guards ResponseWriter
+}
+
+type part struct {
+	due  time.Time
+	text []byte
+}
+
+func newLate(w http.ResponseWriter, by time.Duration) *late {
+	l := &late{ResponseWriter: w, by: by, parts: make(chan part, 1024), done: make(chan struct{})}
+	go l.pass()
+	return l
+}
+
+func (l *late) pass() {
+	defer close(l.done)
+	for p := range l.parts {
+		time.Sleep(time.Until(p.due))
+		l.mu.Lock()
+		_, _ = l.ResponseWriter.Write(p.text) // the client may have gone
+		l.mu.Unlock()
+		l.Flush()
+	}
+}
+
+// Write implements [http.ResponseWriter].
+func (l *late) Write(b []byte) (int, error) {
+	l.parts <- part{time.Now().Add(l.by), bytes.Clone(b)}
+	return len(b), nil
+}
+
+// Flush implements [http.Flusher].
+func (l *late) Flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f, ok := l.ResponseWriter.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+// end passes the rest on. Nothing is written afterwards.
+func (l *late) end() {
+	close(l.parts)
+	<-l.done
 }
 
 func answer(w http.ResponseWriter, status int, body string) {
@@ -121,6 +244,7 @@ func (p *Proxy) Interrupt() (heal func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.down = true
+	p.made++
 	p.cut()
 	return func() {
 		p.mu.Lock()
@@ -141,6 +265,7 @@ func (p *Proxy) cut() {
 func (p *Proxy) Expire(paths ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.made++
 	p.expire = make(map[string]bool, len(paths))
 	for _, path := range paths {
 		p.expire[path] = true

@@ -1,3 +1,4 @@
-// Package ownership holds a test of who owns which address, over the whole
-// history of a cluster whose hosts and etcd members are killed at random.
+// Package ownership tests who owns which address, over the whole history of a
+// cluster whose hosts are killed at random and whose datastore is harmed. It is tried
+// on etcd here, and on Kubernetes' API in integration/kube.
 package ownership

@@ -19,7 +19,6 @@ import (
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/etcd"
 )
 
 // grace is how long a leak must have been one: long beside a look, short beside
@@ -63,8 +62,9 @@ type host struct {
 	t    *testing.T
 	name string
 	hist *history
-	open func() (*etcd.Store, error)
+	open func() (store.Store, error)
 	disk *disk
+	life time.Duration // the shortest; the longest is eight times that
 
 	mu      sync.Mutex
 	held    map[string]netip.Addr // by handle
@@ -75,7 +75,7 @@ type host struct {
 	forgot  int                   // what its disk lost of what was pending: leaks
 	fenced  int                   // what was another's when it came back
 
-	store *etcd.Store
+	store store.Store
 	ipam  *ipam.Allocator
 	leaks *collect.Collector
 	stop  func()
@@ -310,7 +310,7 @@ func (h *host) play(ctx context.Context) {
 // live plays lives that are cut short at random until ctx ends.
 func (h *host) live(ctx context.Context) {
 	for ctx.Err() == nil {
-		life, cancel := context.WithTimeout(ctx, 300*time.Millisecond+rand.N(2*time.Second))
+		life, cancel := context.WithTimeout(ctx, h.life+rand.N(7*h.life))
 		err := h.boot(life)
 		if err == nil {
 			h.play(life)
