@@ -14,6 +14,11 @@ const AnnotationKubeLabels = "projectcalico.org/kube-labels"
 // its daemon counts as gone there. It is read, and not written.
 const AnnotationAway = "routerd.io/away"
 
+// AnnotationHandleNode is, on an IPAMHandle in Kubernetes, the node whose daemon made it, and whose
+// it is to write (configs/kubernetes, admission.yaml): neither its id nor what it counts says that.
+// What is stored of the handle has it as a member of this name.
+const AnnotationHandleNode = "routerd.io/node"
+
 // Annotations of a pod that its endpoint has too.
 const (
 	// AnnotationPrefixCNI begins the names of those that are for the CNI plugin.

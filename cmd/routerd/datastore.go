@@ -126,6 +126,7 @@ func (d *router) openAPI(native bool, log *slog.Logger) (*kube.Store, error) {
 	if err := os.MkdirAll(d.cfg.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make stateDir: %w", err)
 	}
+	kc.Node = d.name
 	kc.ServersFile, kc.NativeOnly = filepath.Join(d.cfg.StateDir, "api-servers.json"), native
 	return kube.Open(kc)
 }

@@ -311,9 +311,9 @@ func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.K
 }
 
 // plain reports whether what was written has no members but those that its
-// type knows.
+// type knows. A datastore adds to handles who made them ([store.AnnotationHandleNode]).
 func plain(op store.Op, written store.Object) bool {
-	if op.Object.Raw == nil {
+	if op.Object.Raw == nil && op.Object.Key.Kind != store.KindIPAMHandle {
 		return true
 	}
 	known, err := store.Encode(written.Key, written.Value, nil)

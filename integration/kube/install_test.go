@@ -92,7 +92,7 @@ func as(t *testing.T, node string) *kubestore.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return openStore(t, kubestore.Config{Kubeconfig: config, APIGroup: string(convert.V3)})
+	return openStore(t, kubestore.Config{Kubeconfig: config, APIGroup: string(convert.V3), Node: node})
 }
 
 func block(cidr, holder string, nodes ...string) (store.Key, *store.Block) {
@@ -191,6 +191,63 @@ func TestOneNodesToken(t *testing.T) {
 	_, back := block("10.77.0.4/30", "node2", "node2")
 	allowed("to give back what was borrowed", write(theirs, back))
 	refused("to delete another's block", store.Delete(t.Context(), s, theirs, 0))
+
+	// Handles.
+	handle := func(s *kubestore.Store, id string, count int) error {
+		return put(s, store.HandleKey(id), func(any) any { return &store.Handle{Block: map[string]int{"10.77.0.4/30": count}} })
+	}
+	drop := func(s *kubestore.Store, id string) error {
+		return store.Delete(t.Context(), s, store.HandleKey(id), 0)
+	}
+	neighbour := as(t, "node2")
+	allowed("its own handle", handle(s, "net.c1", 1))
+	allowed("another's own handle", handle(neighbour, "net.c2", 1))
+	allowed("to change its own handle", handle(s, "net.c1", 2))
+	refused("to change another's handle", handle(s, "net.c2", 9))
+	allowed("the administrator's change of a handle", handle(admin, "net.c2", 2))
+	refused("to change another's handle that the administrator has changed", handle(s, "net.c2", 9))
+	refused("to delete another's handle", drop(s, "net.c2"))
+	raw := func(node, method, name, contentType, body string) error {
+		_, err := server.DoAs(t.Context(), token(t, node), kube.Thief, method, "/apis/projectcalico.org/v3/ipamhandles"+name, contentType, []byte(body))
+		return err
+	}
+	refused("a handle that says it is another's", raw("node1", http.MethodPost, "", "application/json", `{"apiVersion":"projectcalico.org/v3","kind":"IPAMHandle","metadata":{"name":"net.c3","annotations":{"routerd.io/node":"node2"}},"spec":{"handleID":"net.c3","block":{}}}`))
+	refused("to take another's handle", raw("node1", http.MethodPatch, "/net.c2", "application/merge-patch+json", `{"metadata":{"annotations":{"routerd.io/node":"node1"}}}`))
+	refused("to give its own handle to another", raw("node1", http.MethodPatch, "/net.c1", "application/merge-patch+json", `{"metadata":{"annotations":{"routerd.io/node":"node2"}}}`))
+	allowed("a handle of Calico's", handle(admin, "net.c4", 1))
+	refused("to take a handle that is of nobody", raw("node1", http.MethodPatch, "/net.c4", "application/merge-patch+json", `{"metadata":{"annotations":{"routerd.io/node":"node1"}}}`))
+	allowed("to change a handle that is of nobody", handle(s, "net.c4", 2))
+	for _, id := range []string{"routerd-reserve-", "vxlan-tunnel-addr-", "ipip-v6-tunnel-addr-"} {
+		allowed("a handle of its Node's", handle(s, id+"node1", 1))
+		refused("a handle of another Node's", handle(s, id+"node2", 1))
+		allowed("the administrator's handle of another Node", handle(admin, id+"node2", 1))
+		refused("to change a handle of another Node's", handle(s, id+"node2", 2))
+		refused("to delete a handle of another Node's", drop(s, id+"node2"))
+	}
+	allowed("to delete its own handle", drop(s, "net.c1"))
+	allowed("the mark of a deletion", raw("node2", http.MethodPatch, "/net.c2", "application/merge-patch+json", `{"spec":{"deleted":true}}`))
+	allowed("to finish another's deletion", raw("node1", http.MethodDelete, "/net.c2", "", ""))
+
+	// Keys that all nodes share.
+	secret := func(method, name, kind string) error {
+		path, body := "/api/v1/namespaces/kube-system/secrets", fmt.Sprintf(`{"apiVersion":"v1","kind":"Secret","type":%q,"metadata":{"name":%q,"annotations":{"kubernetes.io/service-account.name":"routerd"}},"data":{"key":"AAAA"}}`, kind, name)
+		if method == http.MethodPut {
+			path += "/" + name
+		}
+		_, err := server.DoAs(t.Context(), token(t, "node1"), kube.Thief, method, path, "application/json", []byte(body))
+		return err
+	}
+	key, err := store.SharedSecret(t.Context(), s, store.ProbeSecret)
+	allowed("a key that is missing", err)
+	t.Cleanup(func() { kubectl(t, "-n", "kube-system", "delete", "secret", "routerd-probe") })
+	if again, err := store.SharedSecret(t.Context(), neighbour, store.ProbeSecret); err != nil || !bytes.Equal(key, again) {
+		t.Errorf("the other node has another key: %v", err)
+	}
+	refused("a Secret of another name", secret(http.MethodPost, "routerd-other", "Opaque"))
+	refused("a token of an account in a key's place", secret(http.MethodPost, "routerd-reach", "kubernetes.io/service-account-token"))
+	if err := secret(http.MethodPut, "routerd-probe", "Opaque"); err == nil || !strings.Contains(err.Error(), "cannot update") {
+		t.Errorf("to replace a key: %v", err)
+	}
 
 	affinity := func(node string) error {
 		key := store.AffinityKey(node, netip.MustParsePrefix("10.77.0.8/30"))

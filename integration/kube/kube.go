@@ -382,11 +382,19 @@ func (s *Server) ready(ctx context.Context) error {
 // Do makes one request as the administrator and returns the answer. A status that
 // is not a success is an error.
 func (s *Server) Do(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error) {
+	return s.DoAs(ctx, Token, "", method, path, contentType, body)
+}
+
+// DoAs is like Do with another token, and with a User-Agent unless that is empty.
+func (s *Server) DoAs(ctx context.Context, token, agent, method, path, contentType string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, s.URL+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
-	req.Header.Set("Authorization", "Bearer "+Token)
+	req.Header.Set("Authorization", "Bearer "+token)
+	if agent != "" {
+		req.Header.Set("User-Agent", agent)
+	}
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
 	}

@@ -57,6 +57,10 @@ type Config struct {
 	// pod's, or kube-system where this is no pod.
 	Namespace string
 
+	// Node is the host whose daemon this is: the handles of addresses that it makes say so
+	// ([store.AnnotationHandleNode]). Empty: it is no host's.
+	Node string
+
 	// UserAgent names the program to the API server.
 	UserAgent string
 

@@ -36,6 +36,7 @@ type Store struct {
 	others    []string // servers beside the configured one
 	native    bool     // see Config.NativeOnly
 	namespace string   // of routerd's own objects
+	node      string   // see Config.Node
 	setting   string   // of the group
 	groupMu   sync.Mutex
 	group     convert.Group // empty: not known yet
@@ -66,7 +67,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s := &Store{
 		api: client{http: &http.Client{Transport: cr}, base: cr.base}, describe: cr.describe, log: log,
-		setting: c.APIGroup, namespace: c.namespace(), others: c.Servers, native: c.NativeOnly,
+		setting: c.APIGroup, namespace: c.namespace(), node: c.Node, others: c.Servers, native: c.NativeOnly,
 	}
 	s.api.warned = newDropped(log).note
 	s.ctx, s.cancel = context.WithCancel(context.Background())

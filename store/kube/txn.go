@@ -250,6 +250,13 @@ func (s *Store) doAt(ctx context.Context, st step, rev store.Revision) (store.Ob
 	if st.place.Kind == store.KindNode {
 		return s.patchNode(ctx, st, rev)
 	}
+	if st.place.Kind == store.KindIPAMHandle && rev == 0 && s.node != "" {
+		made, err := convert.MadeBy(st.Raw, s.node)
+		if err != nil {
+			return store.Object{}, fmt.Errorf("%w: %w", store.ErrInvalid, err)
+		}
+		st.Raw = made
+	}
 	body, err := st.place.Write(st.place.key, st.place.name, rev, st.Raw)
 	if err != nil {
 		return store.Object{}, err

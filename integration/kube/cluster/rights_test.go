@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/integration/kube/cluster"
+	"github.com/routerd/routerd/store"
 )
 
 // TestStolenToken: with the very token of the daemon on one node what is of that node
@@ -49,7 +51,9 @@ func TestStolenToken(t *testing.T) {
 	if world.Config.Datastore == cluster.V1 {
 		group = "crd.projectcalico.org/v1"
 	}
+	block, handle, address := anothers(t, c, other)
 	const annotate, merge, plain = `{"metadata":{"annotations":{"example.org/tried":"yes"}}}`, "application/merge-patch+json", "application/json"
+	const patch = "application/json-patch+json"
 	for _, tt := range []struct {
 		what, method, path, contentType, body string
 		code                                  int
@@ -75,6 +79,15 @@ func TestStolenToken(t *testing.T) {
 			"a block in another's name", "POST", "/apis/" + group + "/ipamblocks", plain,
 			`{"apiVersion":"` + group + `","kind":"IPAMBlock","metadata":{"name":"192-168-255-0-30"},"spec":{"cidr":"192.168.255.0/30","affinity":"host:` + other + `","allocations":[null,null,null,null],"unallocated":[0,1,2,3],"attributes":[]}}`, 422, "may not write the block", "cannot create",
 		},
+		{"another's address, to be free", "PATCH", "/apis/" + group + "/ipamblocks/" + block, patch, fmt.Sprintf(`[{"op":"replace","path":"/spec/allocations/%d","value":null}]`, address), 422, "may not write the block", "cannot patch"},
+		{"another's block's deletion", "DELETE", "/apis/" + group + "/ipamblocks/" + block, "", "", 422, "may not write the block", "cannot delete"},
+		{"a handle of another's deletion", "DELETE", "/apis/" + group + "/ipamhandles/" + handle, "", "", 422, "may not write the handle", "cannot delete"},
+		{"its count", "PATCH", "/apis/" + group + "/ipamhandles/" + handle, merge, `{"spec":{"block":{"192.168.255.0/30":7}}}`, 422, "may not write the handle", "cannot patch"},
+		{"a key of all", "PUT", "/api/v1/namespaces/kube-system/secrets/routerd-probe", plain, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"routerd-probe"}}`, 403, "cannot update", ""},
+		{
+			"the token of another account", "POST", "/api/v1/namespaces/kube-system/secrets", plain,
+			`{"apiVersion":"v1","kind":"Secret","type":"kubernetes.io/service-account-token","metadata":{"name":"routerd-token","annotations":{"kubernetes.io/service-account.name":"namespace-controller"}}}`, 422, "may not write the Secret", "cannot create",
+		},
 		{"an event", "POST", "/api/v1/namespaces/kube-system/events", plain, `{"apiVersion":"v1","kind":"Event","metadata":{"name":"forged"},"involvedObject":{"namespace":"kube-system"}}`, 422, "may not write events", ""},
 		{"the collector's Lease in another's name", "PATCH", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/routerd-ipam-collector", merge, `{"spec":{"holderIdentity":"` + other + `"}}`, 403, "cannot patch", ""},
 	} {
@@ -99,6 +112,46 @@ func TestStolenToken(t *testing.T) {
 			t.Errorf("%s: %s, %v: %s; want %d and %q", tt.what, resp.Status, err, answer, tt.code, tt.says)
 		}
 	}
+}
+
+// anothers returns the names of a block of a node, with the ordinal of an address that is in use,
+// and of a handle that its daemon made. Where resources are in an etcd there are none in the API.
+func anothers(t *testing.T, c *cluster.Cluster, node string) (block, handle string, address int) {
+	t.Helper()
+	if world.Config.Datastore == cluster.Etcd {
+		return "none", "none", 0
+	}
+	type object struct {
+		Metadata struct {
+			Name        string
+			Annotations map[string]string
+		}
+		Spec struct {
+			Affinity    string
+			Allocations []*int
+		}
+	}
+	find := func(resource string, want func(object) bool) (name string) {
+		await.Until(t, "a record of "+node+" among the "+resource, func() error {
+			var list struct{ Items []object }
+			if err := json.Unmarshal([]byte(kubectl(t, c, "get", resource, "-o", "json")), &list); err != nil {
+				return err
+			}
+			i := slices.IndexFunc(list.Items, want)
+			if i < 0 {
+				return fmt.Errorf("none of %d", len(list.Items))
+			}
+			name = list.Items[i].Metadata.Name
+			return nil
+		})
+		return name
+	}
+	block = find("ipamblocks", func(o object) bool {
+		address = slices.IndexFunc(o.Spec.Allocations, func(at *int) bool { return at != nil })
+		return o.Spec.Affinity == "host:"+node && address >= 0
+	})
+	handle = find("ipamhandles", func(o object) bool { return o.Metadata.Annotations[store.AnnotationHandleNode] == node })
+	return block, handle, address
 }
 
 // TestMalformedAnnotation: a pod with one does not start, and an event on it says which

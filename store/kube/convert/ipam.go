@@ -96,6 +96,9 @@ func (s Source) readRecord(o object, out *Object) error {
 		}
 	case store.KindIPAMHandle:
 		delete(f, "handleID")
+		if node := o.Metadata.Annotations[store.AnnotationHandleNode]; node != "" {
+			f.set(store.AnnotationHandleNode, node)
+		}
 	}
 	out.Raw, err = json.Marshal(f)
 	return err
@@ -147,6 +150,7 @@ func (s Source) writeRecord(key store.Key, raw []byte) (object, error) {
 		f.rename(etcd[i], api[i])
 	}
 	var o object
+	madeBy := ""
 	switch s.Kind {
 	case store.KindIPAMBlock:
 		for _, list := range []string{"attributes", "unallocated"} { // a schema requires them
@@ -183,6 +187,8 @@ func (s Source) writeRecord(key store.Key, raw []byte) (object, error) {
 		if string(f["block"]) == "null" {
 			f["block"] = json.RawMessage("{}") // a schema requires it
 		}
+		madeBy = f.text(store.AnnotationHandleNode)
+		delete(f, store.AnnotationHandleNode)
 	}
 	for name, v := range f {
 		if string(v) == "null" {
@@ -195,7 +201,12 @@ func (s Source) writeRecord(key store.Key, raw []byte) (object, error) {
 	}
 	o.Spec = spec
 	if s.group == V1 {
-		return o, s.writeMetadata(&o.Metadata)
+		if err := s.writeMetadata(&o.Metadata); err != nil {
+			return object{}, err
+		}
+	}
+	if madeBy != "" {
+		o.Metadata.Annotations = with(o.Metadata.Annotations, store.AnnotationHandleNode, madeBy)
 	}
 	return o, nil
 }
@@ -204,6 +215,17 @@ func (s Source) writeRecord(key store.Key, raw []byte) (object, error) {
 // marks as deleted before it deletes them.
 func (s Source) Record() bool {
 	return s.Kind == store.KindIPAMBlock || s.Kind == store.KindIPAMAffinity || s.Kind == store.KindIPAMHandle
+}
+
+// MadeBy returns what would be stored of a handle, with the node on which it is made. It is
+// kept by whoever writes the handle later.
+func MadeBy(raw []byte, node string) ([]byte, error) {
+	var f fields
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return nil, err
+	}
+	f.set(store.AnnotationHandleNode, node)
+	return json.Marshal(f)
 }
 
 // Mark returns the patch that marks a record as about to be deleted, the first
