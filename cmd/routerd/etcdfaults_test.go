@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -27,20 +29,28 @@ type etcdWorld struct {
 	etcd  *clustertest.Cluster
 	admin *clientv3.Client
 	store *etcd.Store
+	tor   *birdTOR
 	pods  int
 }
 
 // electionTime is longer than an election takes.
 const electionTime = 2500 * time.Millisecond
 
-func newEtcdWorld(t *testing.T) *etcdWorld {
+// newEtcdWorld starts the host, whose daemon uses etcd by its proxy or itself, and peers
+// with a switch.
+func newEtcdWorld(t *testing.T, byProxy bool) *etcdWorld {
 	t.Helper()
 	h := newHost(t, "10.1.0.11/24")
 	h.quietIPv6()
+	tor := newBirdTOR(t, 90)
+	tor.plug(h)
 	c := clustertest.StartWith(t, clustertest.Options{Members: 3, Quota: 16 << 20, Disk: true})
-	h.config["datastore"] = map[string]any{"endpoints": c.Endpoints(), "dialTimeout": "1s"}
-	h.config["bgp"] = map[string]any{"enabled": false}
-	w := &etcdWorld{running: h.start(), t: t, etcd: c}
+	endpoints := c.Endpoints()
+	if byProxy {
+		endpoints = []string{"http://" + h.proxy(strings.Join(endpoints, ","))}
+	}
+	h.config["datastore"] = map[string]any{"endpoints": endpoints, "dialTimeout": "1s"}
+	w := &etcdWorld{running: h.start(), t: t, etcd: c, tor: tor}
 	var err error
 	w.admin, err = clientv3.New(clientv3.Config{Endpoints: c.Endpoints(), DialTimeout: time.Second, Logger: zap.NewNop()})
 	if err != nil {
@@ -54,11 +64,16 @@ func newEtcdWorld(t *testing.T) *etcdWorld {
 	w.ready()
 	h.addNode(w.store, "node2", "10.1.0.12/24", "192.168.200.1", "192.168.200.0/26")
 	h.addNode(w.store, "node3", "10.2.0.11/24", "192.168.201.1", "192.168.201.0/26")
+	peer := v3.NewBGPPeer()
+	peer.Name, peer.Spec.PeerIP, peer.Spec.ASNumber = "tor", torAddr, 64999
+	if _, err := store.Create(t.Context(), w.store, peer); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := w.attach("stays"); err != nil {
 		t.Fatal(err)
 	}
-	await.Until(t, "routes to the peers", func() error {
-		return errors.Join(h.lists("route", "192.168.200.0/26 nhid"), h.lists("route", "192.168.201.0/26 nhid"), h.lists("route", "dev cali"))
+	await.Until(t, "routes to the peers, the switch's, and the switch's to the host", func() error {
+		return errors.Join(h.lists("route", behindTOR), mentions(tor.routes(), "192.168.", "via 10.1.0.11"), h.lists("route", "192.168.200.0/26 nhid"), h.lists("route", "192.168.201.0/26 nhid"), h.lists("route", "dev cali"))
 	})
 	w.settled()
 	return w
@@ -154,11 +169,11 @@ func (w *etcdWorld) works() {
 	})
 }
 
-// quiet makes a fault, and checks that it touches nothing in the kernel, and that the
-// host is live all the time.
+// quiet makes a fault, and checks that it touches nothing in the kernel nor in the switch,
+// and that the host is live all the time.
 func (w *etcdWorld) quiet(t *testing.T, fault func()) {
 	t.Helper()
-	m := w.monitor()
+	m, session, routes := w.monitor(), w.tor.session(), w.tor.routes()
 	alive, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -181,33 +196,56 @@ func (w *etcdWorld) quiet(t *testing.T, fault func()) {
 	if got := m.changes(); len(got) > 0 {
 		t.Errorf("the fault changed in the kernel:\n%s", strings.Join(got, "\n"))
 	}
+	if diff := cmp.Diff(session+"\n"+routes, w.tor.session()+"\n"+w.tor.routes()); diff != "" {
+		t.Errorf("the fault changed in the switch (-before +after):\n%s", diff)
+	}
 }
 
-// TestEtcdFaults: whatever becomes of a three-member etcd, or of clocks, nothing in the
-// kernel is touched for it, and the host works afterwards.
-func TestEtcdFaults(t *testing.T) {
-	t.Parallel()
-	w := newEtcdWorld(t)
-	pass := func(d time.Duration) {
-		select {
-		case <-time.After(d):
-		case <-t.Context().Done():
-		}
+func (w *etcdWorld) pass(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-w.t.Context().Done():
 	}
-	jump := func(pid int, by time.Duration) {
-		t.Helper()
-		if err := clock.Set(await.Context(t), pid, by); err != nil {
-			t.Fatal(err)
-		}
+}
+
+// jump lets the wall clock of a process be so much off.
+func (w *etcdWorld) jump(pid int, by time.Duration) {
+	w.t.Helper()
+	if err := clock.Set(await.Context(w.t), pid, by); err != nil {
+		w.t.Fatal(err)
 	}
-	for _, tt := range []struct {
-		name  string
-		fault func()
-	}{
+}
+
+// moveLead has the member that leads hand the lead to the next one.
+func (w *etcdWorld) moveLead() {
+	w.t.Helper()
+	lead := w.leader()
+	st, err := w.admin.Status(w.t.Context(), w.etcd.Endpoint((lead+1)%3))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{w.etcd.Endpoint(lead)}, Logger: zap.NewNop()})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.MoveLeader(w.t.Context(), st.Header.MemberId); err != nil {
+		w.t.Logf("move the lead from member %d: %v", lead, err) // it has moved by itself
+	}
+}
+
+// etcdFault is what may happen to etcd, or to a clock.
+type etcdFault struct {
+	name  string
+	fault func()
+}
+
+func (w *etcdWorld) faults() []etcdFault {
+	return []etcdFault{
 		{"member killed", func() {
 			for i := range 3 {
 				w.etcd.Kill(i)
-				pass(electionTime / 5)
+				w.pass(electionTime / 5)
 				w.etcd.Up(i)
 				w.leader()
 			}
@@ -216,28 +254,34 @@ func TestEtcdFaults(t *testing.T) {
 			for i := range 3 {
 				w.etcd.Kill(i)
 			}
-			pass(electionTime)
+			w.pass(electionTime)
 			for i := range 3 {
 				w.etcd.Up(i)
+			}
+		}},
+		{"leadership moves", func() {
+			for range 6 {
+				w.moveLead()
+				w.pass(electionTime / 5)
 			}
 		}},
 		{"leader paused", func() {
 			i := w.leader()
 			w.etcd.Pause(i)
-			pass(electionTime)
+			w.pass(electionTime)
 			w.etcd.Resume(i)
 		}},
 		{"member parted", func() {
 			i := w.leader()
 			w.etcd.Part(i)
-			pass(electionTime)
+			w.pass(electionTime)
 			w.etcd.Join(i)
 		}},
 		{"disk slow", func() {
 			for i := range 3 {
 				w.etcd.SlowDisk(i, 200*time.Millisecond)
 			}
-			pass(electionTime)
+			w.pass(electionTime)
 			for i := range 3 {
 				w.etcd.SlowDisk(i, 0)
 			}
@@ -245,8 +289,8 @@ func TestEtcdFaults(t *testing.T) {
 		{"history compacted", func() {
 			i := w.leader()
 			w.etcd.Pause(i)
-			await.Until(t, "the history is compacted", func() error {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			await.Until(w.t, "the history is compacted", func() error {
+				ctx, cancel := context.WithTimeout(w.t.Context(), time.Second)
 				defer cancel()
 				resp, err := w.admin.Get(ctx, "x")
 				if err == nil {
@@ -258,27 +302,52 @@ func TestEtcdFaults(t *testing.T) {
 		}},
 		{"clock of an etcd member jumps", func() {
 			for _, by := range []time.Duration{time.Hour, -time.Hour, 0} {
-				jump(w.etcd.PID(w.leader()), by)
-				pass(electionTime / 5)
+				w.jump(w.etcd.PID(w.leader()), by)
+				w.pass(electionTime / 5)
 			}
 		}},
 		{"clock of the host jumps", func() {
 			for _, by := range []time.Duration{time.Hour, -time.Hour, 0} {
-				jump(w.cmd.Process.Pid, by)
-				pass(electionTime / 2)
+				w.jump(w.cmd.Process.Pid, by)
+				w.pass(electionTime / 2)
 			}
 		}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			w.quiet(t, tt.fault)
-			w.works()
-			w.settled()
-		})
+	}
+}
+
+// run makes a fault, and looks whether the host works afterwards.
+func (w *etcdWorld) run(t *testing.T, f etcdFault) {
+	t.Run(f.name, func(t *testing.T) {
+		w.quiet(t, f.fault)
+		w.works()
+		w.settled()
+	})
+}
+
+// TestEtcdFaultsBehindProxy: the same through `etcd grpc-proxy`, of those that end the
+// connections behind it and of those that do not.
+func TestEtcdFaultsBehindProxy(t *testing.T) {
+	t.Parallel()
+	w := newEtcdWorld(t, true)
+	for _, f := range w.faults() {
+		if f.name == "member killed" || f.name == "leadership moves" {
+			w.run(t, f)
+		}
+	}
+}
+
+// TestEtcdFaults: whatever becomes of a three-member etcd, or of clocks, nothing in the
+// kernel is touched for it, no route of a switch, and the host works afterwards.
+func TestEtcdFaults(t *testing.T) {
+	t.Parallel()
+	w := newEtcdWorld(t, false)
+	for _, f := range w.faults() {
+		w.run(t, f)
 	}
 	// Under a clock that is wrong all the time workloads come and go as well.
 	for _, by := range []time.Duration{time.Hour, -time.Hour, 0} {
 		t.Run("works with the clock "+by.String()+" off", func(t *testing.T) {
-			jump(w.cmd.Process.Pid, by)
+			w.jump(w.cmd.Process.Pid, by)
 			w.works()
 			w.settled()
 		})

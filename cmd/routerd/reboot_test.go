@@ -19,8 +19,8 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// birdTOR is a top-of-rack switch: BIRD in a namespace, behind which is one address. Its
-// hold time is the shortest that there is, and a restart is not waited for.
+// birdTOR is a top-of-rack switch: BIRD in a namespace, behind which is one address. A
+// restart of the host is not waited for.
 type birdTOR struct {
 	*host
 	ctl string
@@ -28,7 +28,9 @@ type birdTOR struct {
 
 const torAddr, behindTOR = "10.1.0.1", "203.0.113.1"
 
-func newBirdTOR(t *testing.T) *birdTOR {
+// newBirdTOR starts a switch that holds its session for so many seconds, 3 at least,
+// without a sign of life.
+func newBirdTOR(t *testing.T, hold int) *birdTOR {
 	t.Helper()
 	s := &birdTOR{host: &host{t: t, ns: netnstest.New(t), dir: t.TempDir()}}
 	s.ip("link set lo up")
@@ -38,20 +40,20 @@ func newBirdTOR(t *testing.T) *birdTOR {
 	}
 	conf := filepath.Join(s.dir, "bird.conf")
 	s.ctl = filepath.Join(s.dir, "ctl")
-	text := `router id ` + torAddr + `;
+	text := fmt.Sprintf(`router id `+torAddr+`;
 protocol device { scan time 1; }
 protocol direct { ipv4; interface "lo"; }
 protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }
 protocol bgp node1 {
-	local ` + torAddr + ` as 64999;
+	local `+torAddr+` as 64999;
 	neighbor 10.1.0.11 as 64512;
-	hold time 3;
+	hold time %d;
 	graceful restart off;
 	connect retry time 1;
 	error wait time 1, 1;
 	ipv4 { import all; export all; };
 }
-`
+`, hold)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -85,6 +87,23 @@ func (s *birdTOR) routes() string {
 	return s.ip("route show proto bird")
 }
 
+// session says since when the switch has its session with the host, and how many routes
+// came and went in it.
+func (s *birdTOR) session() string {
+	s.t.Helper()
+	out, err := s.exec("birdc", "-s", s.ctl, "show", "protocols", "all", "node1")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "node1") || strings.Contains(line, "updates:") || strings.Contains(line, "withdraws:") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
 // attachIn gives a new workload an interface, and returns its namespace.
 func (r *running) attachIn(id string) (pod *host, addr netip.Addr, err error) {
 	pod = &host{t: r.t, ns: netnstest.New(r.t)}
@@ -108,7 +127,7 @@ func TestRebootBehindTOR(t *testing.T) {
 	socket, dir := filepath.Join(h.dir, "ext.sock"), t.TempDir()
 	h.usesStore(socket)
 	h.config["defaultPool"] = map[string]any{"cidr": "none"}
-	tor := newBirdTOR(t)
+	tor := newBirdTOR(t, 3) // the shortest that there is
 	tor.plug(h)
 	s := startStore(t, dir, socket)
 	pool := store.New(store.KindIPPool).(*v3.IPPool) // plain, and not translated: answers come by the switch's route
