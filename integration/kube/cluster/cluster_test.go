@@ -146,6 +146,11 @@ func TestDaemonSet(t *testing.T) {
 		return nil
 	})
 	t.Logf("resident: %d kB", resident(t))
+	// What daemons ask for is apart from what others do.
+	const dispatched = `apiserver_flowcontrol_dispatched_requests_total{flow_schema="routerd",priority_level="routerd"} `
+	if metrics := kubectl(t, c, "get", "--raw", "/metrics"); !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(dispatched) + `[1-9]`).MatchString(metrics) {
+		t.Errorf("the API server says no %s", dispatched)
+	}
 	refused(t, c)
 }
 
