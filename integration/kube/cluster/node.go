@@ -146,13 +146,18 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 	if err := n.StartContainerd(ctx); err != nil {
 		return err
 	}
-	if _, err := output(n.Command(ctx, "ctr", "--namespace", "k8s.io", "images", "import", c.images())); err != nil {
+	if err := n.importImages(ctx, c.images()); err != nil {
 		return err
 	}
 	if err := n.StartProxy(); err != nil {
 		return err
 	}
 	return n.StartKubelet()
+}
+
+func (n *Node) importImages(ctx context.Context, archive string) error {
+	_, err := n.Output(ctx, "ctr", "--namespace", "k8s.io", "images", "import", archive)
+	return err
 }
 
 func (n *Node) cgroup() string { return n.c.conf.Name + "/" + n.Name }
@@ -214,6 +219,13 @@ func (n *Node) StartProxy() (err error) {
 		"--cluster-cidr="+n.c.each(func(f family) string { return f.pods }), "--metrics-bind-address=127.0.0.1:10249",
 		// Settings of the machine, which no namespace has for itself.
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0")
+	return err
+}
+
+// StopProxy ends kube-proxy, and takes away what it did.
+func (n *Node) StopProxy(ctx context.Context) error {
+	n.proxy.stop(ctx)
+	_, err := n.Output(ctx, filepath.Join(n.c.conf.KubeBin, "kube-proxy"), "--cleanup", "--proxy-mode="+n.c.conf.ProxyMode)
 	return err
 }
 
