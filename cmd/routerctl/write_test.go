@@ -381,3 +381,47 @@ func TestNewerFieldsSurvive(t *testing.T) {
 		}
 	}
 }
+
+// oneByOne is a datastore that writes one object at a time, as Kubernetes' API, and that
+// judges all of them before.
+type oneByOne struct {
+	*memory.Sequential
+	refuse error
+}
+
+func (s oneByOne) Try(context.Context, ...store.Op) error { return s.refuse }
+
+// TestApplyPieceByPiece: where objects are written one at a time, nothing is where the
+// datastore would refuse one, and who fails in between learns what stands.
+func TestApplyPieceByPiece(t *testing.T) {
+	t.Parallel()
+	docs := documents(t, poolText("a", "10.1.0.0/16", "")+poolText("b", "10.2.0.0/16", "")+poolText("c", "10.3.0.0/16", ""))
+	for _, tt := range []struct {
+		name   string
+		refuse error
+		writes int
+		says   string
+		stand  int
+	}{
+		{"all", nil, -1, "", 3},
+		{"refused before", errors.New("admission webhook says no"), -1, "nothing is written: admission webhook says no", 0},
+		{"the first fails", nil, 0, "cut between two writes", 0},
+		{"the last fails", nil, 2, "after 2 of 3 objects were written, up to IPPool(b): ", 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := oneByOne{memory.NewSequential(), tt.refuse}
+			defer s.Close()
+			s.LetWrites(tt.writes)
+			var out strings.Builder
+			err := write(t.Context(), s, &out, apply, docs, writing{})
+			if got := fmt.Sprint(err); tt.says == "" && err != nil || !strings.Contains(got, tt.says) {
+				t.Errorf("error: %v, want one with %q", err, tt.says)
+			}
+			have, _, err := s.List(t.Context(), store.KindIPPool, "")
+			if err != nil || len(have) != tt.stand {
+				t.Errorf("%d pools stand, want %d: %v", len(have), tt.stand, err)
+			}
+		})
+	}
+}

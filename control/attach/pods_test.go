@@ -2,6 +2,7 @@ package attach
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -57,12 +58,22 @@ func kubeWorld(t *testing.T) *world {
 	return w
 }
 
-// TestPodOfTheWatch: a pod that the watch told of is attached as it says, by what its
-// annotations and its namespace's ask for, and its endpoint has its labels and profiles.
+// askedAPI fails the test where it is asked.
+type askedAPI struct{ t *testing.T }
+
+func (a askedAPI) Get(_ context.Context, key store.Key) (store.Object, error) {
+	a.t.Errorf("the API was asked for %s", key)
+	return store.Object{}, store.ErrNotFound
+}
+
+// TestPodOfTheWatch: a pod that the watch told of is attached as it says, and the API is
+// not asked, by what its annotations and its namespace's ask for, and its endpoint has its
+// labels and profiles.
 func TestPodOfTheWatch(t *testing.T) {
 	t.Parallel()
 	w := kubeWorld(t)
 	a := w.start()
+	a.pods.api = askedAPI{t}
 	ns, _ := store.New(store.KindProfile).(*v3.Profile)
 	ns.Name, ns.Annotations = "kns.ns1", map[string]string{"cni.projectcalico.org/ipv4pools": `["of-namespace"]`}
 	ns.Spec.LabelsToApply = map[string]string{"pcns.team": "a"}
