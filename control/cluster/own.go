@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
@@ -114,7 +115,9 @@ func (o *own) filter(changes []*Change, at store.Revision, synced bool) {
 			}
 		}
 		if w := o.writes[ch.Key]; w != nil {
-			changes[i] = o.resolve(w, ch, at)
+			// Of several kinds a datastore may report a later change first: how far the watch is
+			// says nothing of one object.
+			changes[i] = o.resolve(w, ch, cmp.Or(ch.Object.Revision, at))
 		}
 	}
 	if !synced {

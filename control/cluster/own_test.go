@@ -81,6 +81,17 @@ func TestLateWatch(t *testing.T) {
 			}
 		}
 	}
+	// behind shows an object as it was at a revision when the watch is further with other kinds.
+	behind := func(ep *store.WorkloadEndpoint, ended bool, of, at store.Revision) step {
+		return func(t *testing.T, c *Cluster, said map[store.Key]string) {
+			ev := eventOf(t, ep, ended)
+			ev.Object.Revision = of
+			c.apply(store.Batch{Events: []store.Event{ev}, Revision: at})
+			if said[ev.Key] = ep.Spec.IPNetworks[0]; ended {
+				delete(said, ev.Key)
+			}
+		}
+	}
 	unreadable := func(at store.Revision) step {
 		return func(t *testing.T, c *Cluster, _ map[store.Key]string) {
 			c.apply(store.Batch{Events: []store.Event{{Key: eventOf(t, next, true).Key, Err: store.ErrDecode}}, Revision: at})
@@ -114,6 +125,9 @@ func TestLateWatch(t *testing.T) {
 		{"deleted before it is known to be written", []step{announce(next, false), watch(next, true, 7), written(6)}, "", 0},
 		{"written, and an older deletion", []step{announce(next, false), watch(old, true, 5), written(6)}, "10.0.0.2/32", 1},
 		{"written, and an older deletion afterwards", []step{announce(next, false), written(6), watch(old, true, 5)}, "10.0.0.2/32", 1},
+		{"written, and an older write when others are further", []step{announce(next, false), written(6), behind(old, false, 5, 9)}, "10.0.0.2/32", 1},
+		{"written, and an older deletion when others are further", []step{announce(next, false), written(6), behind(old, true, 5, 9)}, "10.0.0.2/32", 1},
+		{"an older write when others are further, then it is written", []step{announce(next, false), behind(old, false, 5, 9), written(6)}, "10.0.0.2/32", 1},
 		{"unreadable", []step{announce(next, false), unreadable(5)}, "10.0.0.2/32", 1},
 		{"ended, and its late write", []step{announce(next, false), announce(next, true), watch(next, false, 6)}, "", 1},
 		{"ended, and its deletion", []step{announce(next, false), announce(next, true), watch(next, false, 6), watch(next, true, 7)}, "", 0},

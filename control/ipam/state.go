@@ -1,6 +1,7 @@
 package ipam
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -120,7 +121,7 @@ func (s *state) apply(ev *cluster.Change, now store.Revision) error {
 		}
 	case store.KindIPAMBlock, store.KindIPAMAffinity:
 		if ev.Deleted() {
-			s.forget(ev.Key, now)
+			s.forget(ev.Key, cmp.Or(ev.Object.Revision, now)) // now may be another kind's
 			return nil
 		}
 		obj := ev.Object

@@ -14,10 +14,12 @@ import (
 // peers is what the watch has shown of the other nodes. It is safe for concurrent
 // use.
 type peers struct {
-	mu       sync.Mutex
-	nodes    map[string]peer
-	revision store.Revision // what it is as of
-	moved    chan struct{}  // closed when the revision grows
+	mu    sync.Mutex
+	nodes map[string]peer
+	// own is the revision at which the watch showed this host's own Node last: it has shown
+	// all earlier changes of Nodes by then, and of no other kind does a change say so.
+	own   store.Revision
+	moved chan struct{} // closed when own grows
 }
 
 // peer is another node.
@@ -33,6 +35,11 @@ func (p *peers) apply(self string, s cluster.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ch := range s.Changes {
+		if ch.Key.Kind == store.KindNode && ch.Key.Name == self && ch.Object.Revision > p.own {
+			p.own = ch.Object.Revision
+			close(p.moved)
+			p.moved = make(chan struct{})
+		}
 		if ch.Key.Kind != store.KindNode || ch.Key.Name == self || ch.Err != nil {
 			continue
 		}
@@ -47,18 +54,14 @@ func (p *peers) apply(self string, s cluster.Step) {
 		}
 		p.nodes[n.Name] = peer{n, since}
 	}
-	if s.Revision > p.revision {
-		p.revision = s.Revision
-		close(p.moved)
-		p.moved = make(chan struct{})
-	}
 }
 
-// await returns when the watch has shown everything up to a revision.
+// await returns when the watch has shown all Nodes up to a revision at which this host wrote
+// its own.
 func (p *peers) await(ctx context.Context, rev store.Revision) error {
 	for {
 		p.mu.Lock()
-		at, moved := p.revision, p.moved
+		at, moved := p.own, p.moved
 		p.mu.Unlock()
 		if at >= rev {
 			return nil
@@ -66,7 +69,7 @@ func (p *peers) await(ctx context.Context, rev store.Revision) error {
 		select {
 		case <-moved:
 		case <-ctx.Done():
-			return fmt.Errorf("wait for revision %d of the datastore: %w", rev, context.Cause(ctx))
+			return fmt.Errorf("wait for this host's Node of revision %d in the datastore's watch: %w", rev, context.Cause(ctx))
 		}
 	}
 }

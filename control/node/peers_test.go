@@ -63,6 +63,32 @@ func TestHolder(t *testing.T) {
 	expect("when both are gone", 0, "")
 }
 
+// TestAwait: that the watch is further with another kind, or with another's Node, does not say
+// that it has shown the Nodes up to one's own.
+func TestAwait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPeers()
+		done := make(chan error, 1)
+		go func() { done <- p.await(t.Context(), 7) }()
+		for _, b := range []store.Batch{
+			{Revision: 9, Synced: true},
+			{Revision: 9, Events: []store.Event{claimed("node1", "10.1.0.11/24", 5)}},
+			{Revision: 9, Events: []store.Event{claimed("node2", "10.1.0.11/24", 8)}},
+		} {
+			p.apply("node1", clustertest.Step("node1", b))
+			synctest.Wait()
+			if len(done) > 0 {
+				t.Fatalf("it does not wait any more after %+v", b)
+			}
+		}
+		p.apply("node1", clustertest.Step("node1", store.Batch{Revision: 9, Events: []store.Event{claimed("node1", "10.1.0.11/24", 7)}}))
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // deaf is a datastore whose watch shows nothing new while it is held, and which
 // nobody is to ask for all Nodes.
 type deaf struct {
@@ -196,7 +222,7 @@ func BenchmarkRegister(b *testing.B) {
 		batch.Events = append(batch.Events, ev)
 	}
 	others.apply("node1", clustertest.Step("node1", batch))
-	others.revision = 1 << 60 // there is no watch
+	others.own = 1 << 60 // there is no watch
 	want := registration{addrs: []netip.Prefix{netip.MustParsePrefix("10.1.0.11/16")}, complete: func(*store.Node) {}, gone: []dataplane.Family{dataplane.IPv6}}
 	b.ReportAllocs()
 	for b.Loop() {
