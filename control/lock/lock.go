@@ -84,12 +84,14 @@ func (s *Store) HandleStore(step cluster.Step) {
 	}
 }
 
-// Err returns [ErrLocked] while the datastore is locked, and [ErrDeleted] while it
-// lacks ClusterInformation.
+// Err returns an error that matches [ErrLocked] while the datastore is locked, and
+// [ErrDeleted] while it lacks ClusterInformation.
 func (s *Store) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
+	case s.locked && s.gone: // it is not put back where this host may not write it
+		return fmt.Errorf("%w; %w", ErrLocked, ErrDeleted)
 	case s.locked:
 		return ErrLocked
 	case s.gone:

@@ -58,7 +58,7 @@ func TestWrites(t *testing.T) {
 		if got := s.Locked(); got != tt.locked {
 			t.Errorf("%s: locked %t without ClusterInformation", tt.name, got)
 		}
-		if err := s.Err(); tt.locked && !errors.Is(err, ErrLocked) || !tt.locked && !errors.Is(err, ErrDeleted) {
+		if err := s.Err(); errors.Is(err, ErrLocked) != tt.locked || !errors.Is(err, ErrDeleted) {
 			t.Errorf("%s: %v without ClusterInformation", tt.name, err)
 		}
 		if _, err := s.Txn(t.Context(), store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: store.IncarnationKey("node1"), Value: &store.Incarnation{}}}); err != nil {
