@@ -334,6 +334,12 @@ func testLockedDatastore(t *testing.T, reserve map[string]any) {
 		}
 		return err
 	})
+	r.when("the lock is told after it is back", func(n *apiv1.NodeResponse) error {
+		return mentions(conditionOf(n, "Datastore").GetReason(), "datastoreReady: false")
+	})
+	if _, err := r.attach("pod"); status.Code(err) != codes.Unavailable || mentions(err.Error(), "locked") != nil {
+		t.Errorf("ADD with the datastore locked and ClusterInformation put back: %v", err)
+	}
 	r.kill(syscall.SIGTERM)
 	r = h.start()
 	r.when("the lock is told again", func(n *apiv1.NodeResponse) error {
