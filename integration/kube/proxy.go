@@ -89,6 +89,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, pass http.Handler)
 	if write := r.Method != http.MethodGet; write && !down && p.writes >= 0 {
 		if p.writes == 0 {
 			down = true
+			p.made++
 		} else {
 			p.writes--
 		}
@@ -173,7 +174,7 @@ func (p *Proxy) Disturb(f Faults) {
 	p.faults = f
 }
 
-// Faults is how many requests were refused, cut off or lost, and how often all were.
+// Faults is how many requests were refused, cut off or lost until now, and how often all were.
 func (p *Proxy) Faults() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
