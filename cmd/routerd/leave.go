@@ -8,10 +8,11 @@ import (
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/control/systemd"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/kube"
 )
 
-// unitVariable names the environment variable in which the systemd unit says its own name (%n). Without it every stop is taken
-// for a restart.
+// unitVariable names the environment variable in which the systemd unit says its own name (%n). Without it the Node says what
+// a stop is part of, if this host knows Kubernetes' API; without that every stop is taken for a restart.
 const unitVariable = "ROUTERD_UNIT"
 
 // leaveQuiet is for how long workloads must have been sent nothing; stopMargin is what the stop itself may take after that,
@@ -24,16 +25,16 @@ const (
 // leave does what `routerctl node drain --wait` does, when the daemon is stopped for good, and returns when it may end. A
 // restart changes nothing: graceful restart has peers keep this host's routes.
 func (d *router) leave(ctx context.Context) {
-	unit, limit := os.Getenv(unitVariable), d.cfg.BGP.DrainOnStop
-	if d.bgp == nil || unit == "" || limit == 0 {
+	limit := d.cfg.BGP.DrainOnStop
+	if d.bgp == nil || limit == 0 || !d.bgp.Attracts() {
 		return
 	}
-	why, err := systemd.WhyStopped(ctx, unit)
+	why, err := d.whyStopped(ctx)
 	if err != nil {
-		d.log.Warn("systemd does not say whether the daemon is stopped for good, so peers are not notified", "unit", unit, "error", err)
+		d.log.Warn("it is not known whether the daemon is stopped for good, so peers are not notified", "error", err)
 		return
 	}
-	if why == systemd.Restart || !d.bgp.Attracts() {
+	if why == systemd.Restart {
 		return
 	}
 	systemd.Stopping(d.log, limit+stopMargin)
@@ -47,6 +48,32 @@ func (d *router) leave(ctx context.Context) {
 		}
 	}
 	d.bgp.Withdraw()
+}
+
+// whyStopped returns what the daemon's end is part of. With an error it is a restart.
+func (d *router) whyStopped(ctx context.Context) (systemd.Ending, error) {
+	if unit := os.Getenv(unitVariable); unit != "" {
+		return systemd.WhyStopped(ctx, unit)
+	}
+	if d.api == nil {
+		return systemd.Restart, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, systemd.AskLimit)
+	defer cancel()
+	g, err := d.api.Going(ctx, d.name)
+	return endingOf(g), err
+}
+
+// endingOf returns what the end of a pod is part of on a node that goes, or does not. A pod of a DaemonSet that ends on a node that
+// was cordoned may be replaced there, as in an upgrade; taken for a stop it costs no packet, for nothing is withdrawn that is in use.
+func endingOf(g kube.Going) systemd.Ending {
+	switch {
+	case g.ShuttingDown:
+		return systemd.Shutdown
+	case g.Cordoned:
+		return systemd.Stop
+	}
+	return systemd.Restart
 }
 
 // becomesQuiet waits until workloads have been sent nothing for a while, at most until a limit, and reports whether they have.

@@ -8,7 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/routerd/routerd/control/config"
 	"github.com/routerd/routerd/control/systemd"
+	"github.com/routerd/routerd/store/kube"
 )
 
 // What the daemon takes for granted of its unit.
@@ -31,6 +33,43 @@ func TestStopFitsTheUnit(t *testing.T) {
 	}
 	if systemd.AskLimit > limit-leaveQuiet {
 		t.Errorf("systemd may take %s to answer, which leaves too little of %s for the stop", systemd.AskLimit, limit)
+	}
+}
+
+// What the daemon takes for granted of its pod: the API's answer, the drain by default and the stop fit its time.
+func TestStopFitsThePod(t *testing.T) {
+	t.Parallel()
+	b, err := os.ReadFile("../../configs/kubernetes/base/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^ +terminationGracePeriodSeconds: (\d+)$`).FindSubmatch(b)
+	if m == nil {
+		t.Fatal("the DaemonSet has no terminationGracePeriodSeconds")
+	}
+	limit, err := time.ParseDuration(string(m[1]) + "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if need := systemd.AskLimit + config.Default().BGP.DrainOnStop + stopMargin; limit < need {
+		t.Errorf("a stop may take %s, and the DaemonSet gives it %s", need, limit)
+	}
+}
+
+func TestEndingOf(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		going kube.Going
+		want  systemd.Ending
+	}{
+		{kube.Going{}, systemd.Restart},
+		{kube.Going{Cordoned: true}, systemd.Stop},
+		{kube.Going{ShuttingDown: true}, systemd.Shutdown},
+		{kube.Going{Cordoned: true, ShuttingDown: true}, systemd.Shutdown},
+	} {
+		if got := endingOf(tt.going); got != tt.want {
+			t.Errorf("%+v: %d, want %d", tt.going, got, tt.want)
+		}
 	}
 }
 
