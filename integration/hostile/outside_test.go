@@ -19,13 +19,24 @@ import (
 )
 
 // TestTunnelFromOutside: somebody on the underlay, who is no host of the cluster, sends
-// a pod packets in VXLAN as another pod. They are taken from whom externalNodesList names.
+// a pod packets in VXLAN as another pod. They are taken from whom externalNodesList names,
+// and from anybody by a host with policy.allowTunnelsFromAnywhere, which has the others
+// as careful as they were.
 func TestTunnelFromOutside(t *testing.T) {
 	t.Parallel()
-	top := topology(2, 1, store.VXLAN)
+	top := topology(3, 1, store.VXLAN)
+	top.Nodes[2].Config = map[string]any{"policy": map[string]any{"allowTunnelsFromAnywhere": true}}
 	top.Underlay, top.Pool6 = lab.UnderlayDual, &lab.Pool{Encapsulation: store.VXLAN}
 	l := bringUp(t, "outside", top)
 	reachable(t, l)
+	for _, w := range vxlanTunnels() {
+		poll(t, fmt.Sprint("a host that takes them from anywhere does, ", w), func() string {
+			if fromOutside(t, l, w, "node3") == 0 {
+				return "none arrived"
+			}
+			return ""
+		})
+	}
 	tunnelsFromOutside(t, l, vxlanTunnels())
 }
 
@@ -55,7 +66,6 @@ func vxlanTunnels() (out []tunnel) {
 // host of the cluster. They are taken from whom externalNodesList names.
 func tunnelsFromOutside(t *testing.T, l *lab.Lab, tunnels []tunnel) {
 	t.Helper()
-	const attacker, victim, forged = "spine", "node1/pod1", "node2/pod1"
 	s, err := l.Store(t.Context(), "node1")
 	if err != nil {
 		t.Fatal(err)
@@ -75,26 +85,10 @@ func tunnelsFromOutside(t *testing.T, l *lab.Lab, tunnels []tunnel) {
 			t.Fatal(err)
 		}
 	}
-	// arrives sends some and says how many arrived.
-	arrives := func(w tunnel) int {
-		t.Helper()
-		src, dst := addrOf(t, l, forged, w.inner), addrOf(t, l, victim, w.inner)
-		heard, err := l.Capture(victim, "eth0", func(p lab.Packet) bool { return p.Outer.Src == src && p.Outer.Proto == experimental })
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 5 {
-			w.send(t, l, attacker, "node1", src, dst)
-		}
-		// What was sent before has been judged by then.
-		if r, err := l.Output(await.Context(t), forged, "ping", "-c", "2", "-i", "0.2", dst.String()); err != nil {
-			t.Errorf("the cluster's own tunnel: %v\n%s", err, r)
-		}
-		return len(heard.Stop())
-	}
+	arrives := func(w tunnel) int { return fromOutside(t, l, w, "node1") }
 	for _, w := range tunnels {
 		if n := arrives(w); n > 0 {
-			t.Errorf("%s: %d packets that came from outside reached %s as from %s", w, n, victim, forged)
+			t.Errorf("%s: %d packets that came from outside reached node1's pod as from node2's", w, n)
 		}
 	}
 	if out := output(t, l, "node1", "nft", "list", "table", "inet", "routerd"); !strings.Contains(out, "tunnel packet from outside the cluster") {
@@ -121,6 +115,27 @@ func tunnelsFromOutside(t *testing.T, l *lab.Lab, tunnels []tunnel) {
 			return ""
 		})
 	}
+}
+
+// fromOutside sends a host's pod some packets as node2's, from the spine, and says how many
+// arrived.
+func fromOutside(t *testing.T, l *lab.Lab, w tunnel, host string) int {
+	t.Helper()
+	const forged = "node2/pod1"
+	victim := host + "/pod1"
+	src, dst := addrOf(t, l, forged, w.inner), addrOf(t, l, victim, w.inner)
+	heard, err := l.Capture(victim, "eth0", func(p lab.Packet) bool { return p.Outer.Src == src && p.Outer.Proto == experimental })
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		w.send(t, l, "spine", host, src, dst)
+	}
+	// What was sent before has been judged by then.
+	if r, err := l.Output(await.Context(t), forged, "ping", "-c", "2", "-i", "0.2", dst.String()); err != nil {
+		t.Errorf("the cluster's own tunnel: %v\n%s", err, r)
+	}
+	return len(heard.Stop())
 }
 
 // top6 lists the networks of the lab's racks, in both families.
@@ -151,17 +166,7 @@ const experimental = 253
 // tunnelled sends a host a packet in VXLAN, over the family of the packet inside.
 func tunnelled(t *testing.T, l *lab.Lab, from, host string, f dataplane.Family, src, dst netip.Addr) {
 	t.Helper()
-	device := map[dataplane.Family]string{dataplane.IPv4: "vxlan.calico", dataplane.IPv6: "vxlan-v6.calico"}[f]
-	var mac net.HardwareAddr
-	if err := ns.Do(l.Space(host), func() error {
-		i, err := net.InterfaceByName(device)
-		if err == nil {
-			mac = i.HardwareAddr
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
+	mac := vtepMAC(t, l, host, f)
 	b := binary.BigEndian.AppendUint32(nil, 0x08000000)
 	b = binary.BigEndian.AppendUint32(b, store.DefaultVXLANVNI<<8)
 	b = append(append(b, mac...), 2, 0, 0, 0, 0, 66)
@@ -175,6 +180,22 @@ func tunnelled(t *testing.T, l *lab.Lab, from, host string, f dataplane.Family, 
 	if _, err := c.Write(b); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// vtepMAC returns the MAC of a host's VXLAN device of a family.
+func vtepMAC(t *testing.T, l *lab.Lab, host string, f dataplane.Family) (mac net.HardwareAddr) {
+	t.Helper()
+	device := map[dataplane.Family]string{dataplane.IPv4: "vxlan.calico", dataplane.IPv6: "vxlan-v6.calico"}[f]
+	if err := ns.Do(l.Space(host), func() error {
+		i, err := net.InterfaceByName(device)
+		if err == nil {
+			mac = i.HardwareAddr
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return mac
 }
 
 // inside is an Ethernet type and an IP packet.

@@ -1,9 +1,11 @@
 package hostile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -264,7 +266,8 @@ func asks(t *testing.T, l *lab.Lab, from, host string, port int) string {
 }
 
 // attackTunnels has a node of nobody's, before all others by name, claim the VTEP of
-// node3 and its own block, and another one an address inside node3's block.
+// node3, with blocks of its own to which others have routes by it, and another one an
+// address inside node3's block besides, and a third one the MACs of node3.
 func attackTunnels(t *testing.T, l *lab.Lab, s store.Store) {
 	o, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node3"))
 	if err != nil {
@@ -282,6 +285,22 @@ func attackTunnels(t *testing.T, l *lab.Lab, s store.Store) {
 		n.Spec.VXLANTunnelMACAddr = "02:00:00:00:00:01" // smaller than any derived one
 		return n
 	}
+	ofMACs := thief("aac", "10.1.0.98/24", "fd00:1::98/64")
+	ofMACs.Spec.IPv4VXLANTunnelAddr, ofMACs.Spec.IPv6VXLANTunnelAddr = "203.0.113.1", "2001:db8::1"
+	mac, mac6 := vtepMAC(t, l, "node3", dataplane.IPv4).String(), vtepMAC(t, l, "node3", dataplane.IPv6).String()
+	ofMACs.Spec.VXLANTunnelMACAddr, ofMACs.Spec.VXLANTunnelMACAddrV6 = mac, mac6
+	addrTaken := fmt.Sprintf(" claims the VXLAN tunnel address %s, which IPAM assigned to node node3", victim.Spec.IPv4VXLANTunnelAddr)
+	thieves := []struct {
+		*store.Node
+		refused []string
+	}{
+		{thief("aaa", "10.1.0.99/24", "fd00:1::99/64"), []string{"node aaa" + addrTaken}},
+		{thief("aab", pod.String()+"/32", pod6.String()+"/128"), []string{"node aab" + addrTaken}},
+		{ofMACs, []string{
+			"both claim the VXLAN MAC " + mac + ": it counts as that of node3",
+			"both claim the VXLAN MAC " + mac6 + ": it counts as that of node3",
+		}},
+	}
 	// What node1 asks the thief at the pod's address the pod refuses: that answer is for
 	// a host, and goes without a tunnel.
 	pool, pool6 := l.Topology().Pool.CIDR, l.Topology().Pool6.CIDR
@@ -292,21 +311,60 @@ func attackTunnels(t *testing.T, l *lab.Lab, s store.Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, n := range []*store.Node{thief("aaa", "10.1.0.99/24", "fd00:1::99/64"), thief("aab", pod.String()+"/32", pod6.String()+"/128")} {
-		if _, err := store.Create(t.Context(), s, n); err != nil {
+	for _, n := range thieves {
+		if _, err := store.Create(t.Context(), s, n.Node); err != nil {
 			t.Fatal(err)
 		}
+		for _, p := range []netip.Prefix{pool, pool6} {
+			takeBlock(t, s, n.Name, p)
+		}
 		for _, host := range []string{"node1", "node2"} {
-			says(t, l, host, []string{"node", "status"}, "node "+n.Name+" claims the VXLAN tunnel address "+victim.Spec.IPv4VXLANTunnelAddr+", which IPAM assigned to node node3")
+			says(t, l, host, []string{"node", "status"}, n.refused...)
+		}
+		reachable(t, l)
+		// One at a time: a condition has no room for what all of them claim.
+		if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, n.Name), 0); err != nil {
+			t.Fatal(err)
 		}
 	}
-	reachable(t, l)
 	if got := plain.Stop(); len(got) > 0 {
 		t.Errorf("%d packets of node3's pod outside the tunnel, the first %s", len(got), got[0])
 	}
-	for _, name := range []string{"aaa", "aab"} {
-		if err := store.Delete(t.Context(), s, store.ResourceKey(store.KindNode, name), 0); err != nil {
+}
+
+// takeBlock gives a node a block of a pool that nobody has, with a confirmed affinity,
+// until the test ends.
+func takeBlock(t *testing.T, s store.Store, node string, pool netip.Prefix) {
+	t.Helper()
+	const size = 64
+	for first := 0; ; first += size {
+		a, ok := store.AddrAt(pool, first)
+		if !ok {
+			t.Fatalf("%s has no block to spare", pool)
+		}
+		cidr := netip.PrefixFrom(a, a.BitLen()-6)
+		b := &store.Block{CIDR: cidr.String(), Affinity: new("host:" + node), Allocations: make([]*int, size), Attributes: []store.Attribute{}, SequenceNumberForAllocation: map[string]uint64{}}
+		for i := range size {
+			b.Unallocated = append(b.Unallocated, i)
+		}
+		block, affinity := store.BlockKey(cidr), store.AffinityKey(node, cidr)
+		_, err := s.Txn(t.Context(),
+			store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: block, Value: b}},
+			store.Op{If: store.IfAbsent(), Action: store.Put, Object: store.Object{Key: affinity, Value: &store.Affinity{State: store.AffinityConfirmed}}},
+		)
+		if errors.Is(err, store.ErrConflict) {
+			continue
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() {
+			for _, k := range []store.Key{affinity, block} {
+				if err := store.Delete(context.WithoutCancel(t.Context()), s, k, 0); err != nil && !errors.Is(err, store.ErrNotFound) { // nobody's are collected
+					t.Error(err)
+				}
+			}
+		})
+		return
 	}
 }
