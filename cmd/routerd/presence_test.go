@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -141,15 +142,20 @@ func makeOthers(t *testing.T, c store.Store, others, free string) {
 	}
 }
 
-// TestNodeMadeAnew: a Node is deleted and made anew, while its daemon is away or
-// runs. Addresses that are another's by now are taken out of use and their
+// TestNodeMadeAnew: a Node is deleted and made anew, as it was or as Calico makes one,
+// while its daemon is away or runs. Addresses that are another's by now are taken out of use and their
 // workloads named; those that are free are taken again.
 func TestNodeMadeAnew(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		name string
-		away bool
-	}{{"while the daemon is away", true}, {"while it runs", false}} {
+		name       string
+		away, bare bool
+	}{
+		{"while the daemon is away", true, false},
+		{"while it runs", false, false},
+		{"by Calico while the daemon is away", true, true},
+		{"by Calico while it runs", false, true},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			h := newHost(t, "10.1.0.11/24")
@@ -189,6 +195,11 @@ func TestNodeMadeAnew(t *testing.T) {
 			}
 			n := store.Clone(node.Value).(*store.Node)
 			n.ResourceVersion = ""
+			if tt.bare { // as calico/node makes it: no annotations, no tunnel's address yet
+				name, addr := n.Name, n.Spec.BGP.IPv4Address
+				n = &store.Node{Spec: store.NodeSpec{BGP: &store.NodeBGPSpec{IPv4Address: addr}}}
+				n.Name = name
+			}
 			if _, err := store.Create(t.Context(), c, n); err != nil && !errors.Is(err, store.ErrExists) {
 				t.Fatal(err) // its daemon may have been faster
 			}
@@ -210,6 +221,22 @@ func TestNodeMadeAnew(t *testing.T) {
 			})
 			r.tells(1, "level=ERROR", "others", addrs["others"])
 			r.ready()
+			await.Until(t, "the Node says again what the host has", func() error {
+				obj, err := c.Get(t.Context(), key)
+				if err != nil {
+					return err
+				}
+				was, is := node.Value.(*store.Node), obj.Value.(*store.Node)
+				if is.Spec.IPv4VXLANTunnelAddr == "" {
+					return errors.New("it has no address of a tunnel")
+				}
+				for _, a := range slices.Sorted(maps.Keys(was.Annotations)) {
+					if is.Annotations[a] == "" {
+						return fmt.Errorf("it has no annotation %s: %v", a, is.Annotations)
+					}
+				}
+				return nil
+			})
 			if err := r.detach("others"); err != nil {
 				t.Error(err)
 			}
