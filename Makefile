@@ -57,12 +57,14 @@ SOAKFLAGS ?=
 .PHONY: build
 build: ## Build routerd, routerctl, routerd-cni and the helpers of the tests into bin/
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/... ./integration/vm/cmd/... ./integration/kube/cmd/...
+	ln -sfn routerctl $(BIN)/kubectl-routerd
 
 .PHONY: install
 install: build ## Install below $(DESTDIR)$(PREFIX), configuration below $(DESTDIR)/etc
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/systemd/system $(DESTDIR)/etc/routerd \
 		$(DESTDIR)/etc/iproute2/rt_protos.d $(DESTDIR)/etc/systemd/networkd.conf.d $(DESTDIR)/etc/systemd/network $(DESTDIR)/etc/NetworkManager/conf.d
 	install -m 0755 $(BIN)/routerd $(BIN)/routerctl $(BIN)/routerd-cni $(DESTDIR)$(PREFIX)/bin/
+	ln -sfn routerctl $(DESTDIR)$(PREFIX)/bin/kubectl-routerd
 	sed 's,/usr/local/bin/,$(PREFIX)/bin/,' configs/systemd/routerd.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/routerd.service
 	chmod 0644 $(DESTDIR)$(PREFIX)/lib/systemd/system/routerd.service
 	install -m 0644 configs/iproute2/rt_protos.d/routerd.conf $(DESTDIR)/etc/iproute2/rt_protos.d/

@@ -53,6 +53,8 @@ type daemon struct {
 	lab, host   string
 	config      string // of calicoctl, in place of the environment
 	kubeContext string
+	plugin      bool   // of kubectl: see [app.asPlugin]
+	kubeconfig  string // of --kubeconfig, which a plugin has
 	timeout     time.Duration
 }
 
@@ -134,6 +136,9 @@ in a pod as its service account. A file of calicoctl's says the same (--config).
 		requireSubcommand(c)
 	}
 	completion{a}.addCompletion(root)
+	if a.plugin {
+		a.asPlugin(root)
+	}
 	return root
 }
 

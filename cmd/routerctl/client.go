@@ -97,6 +97,9 @@ func (d direct) isSet() bool { return d.kube != nil || d.etcd != nil }
 // for a certain daemon.
 func (a *daemon) direct() (d direct, err error) {
 	if a.socket != "" || a.lab != "" || a.host != "" {
+		if a.kubeconfig != "" {
+			return d, usagef("--kubeconfig names a cluster, and --socket and --lab a daemon: give one of them")
+		}
 		if a.config != "" {
 			return d, usagef("--config names a datastore, and --socket and --lab a daemon: give one of them")
 		}
@@ -135,16 +138,18 @@ func (a *daemon) reachSocket(ctx context.Context) (string, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
-		return "", socketError(socket, err)
+		return "", a.socketError(socket, err)
 	}
 	return socket, c.Close()
 }
 
 // socketError says why the daemon cannot be reached and what to do.
-func socketError(socket string, err error) error {
+func (a *daemon) socketError(socket string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("connect to routerd at %s: permission denied: the socket is for root; run this command as root, for instance with sudo", socket)
+	case errors.Is(err, fs.ErrNotExist) && a.plugin:
+		return &notRunningError{fmt.Sprintf("connect to routerd: there is no socket at %s: this command asks the daemon of a node; run it there, by kubectl -n kube-system exec POD -- routerctl …, with the pod of routerd's that is on the node", socket)}
 	case errors.Is(err, fs.ErrNotExist):
 		return &notRunningError{fmt.Sprintf("connect to routerd: there is no socket at %s: routerd is not running on this host, or uses another socket; see `systemctl status routerd`, or name the socket with --socket", socket)}
 	case errors.Is(err, syscall.ECONNREFUSED):

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,7 +41,10 @@ func configFields() map[string]string {
 // --context goes before both.
 func (a *daemon) settings() (func(string) string, error) {
 	getenv := a.getenv
-	if a.config != "" {
+	switch {
+	case a.plugin && a.config == "":
+		getenv = a.kubectlSettings()
+	case a.config != "":
 		var err error
 		if getenv, err = readAPIConfig(a.config, getenv("HOME")); err != nil {
 			return nil, fmt.Errorf("--config: %w", err)
@@ -92,10 +94,8 @@ func readAPIConfig(file, home string) (func(string) string, error) {
 	case env["DATASTORE_TYPE"] == "etcdv3" && !etcd:
 		return nil, fmt.Errorf("%w: %s: spec.etcdEndpoints: required: where etcd is", store.ErrInvalid, file)
 	}
-	if usual := filepath.Join(home, ".kube", "config"); env["DATASTORE_TYPE"] == "kubernetes" && env["KUBECONFIG"] == "" && env["K8S_API_ENDPOINT"] == "" && home != "" {
-		if _, err := os.Stat(usual); err == nil {
-			env["KUBECONFIG"] = usual
-		}
+	if env["DATASTORE_TYPE"] == "kubernetes" && env["KUBECONFIG"] == "" && env["K8S_API_ENDPOINT"] == "" {
+		env["KUBECONFIG"] = usualKubeconfig(home)
 	}
 	return func(name string) string { return env[name] }, nil
 }

@@ -190,6 +190,9 @@ func (a diagsCommands) again(ctx context.Context, args []string, w io.Writer) er
 	other.daemon = &daemon
 	other.stdin, other.stdout, other.stderr, other.rawOut, other.rawErr = strings.NewReader(""), w, w, w, w
 	root := other.command()
+	if a.kubeconfig != "" { // of a plugin
+		args = append([]string{"--kubeconfig=" + a.kubeconfig}, args...)
+	}
 	root.SetArgs(append([]string{"--socket=" + a.socket, "--lab=" + a.lab, "--host=" + a.host, "--config=" + a.config, "--context=" + a.kubeContext, "--timeout=" + a.timeout.String()}, args...))
 	root.SetOut(w)
 	root.SetErr(w)

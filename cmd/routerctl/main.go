@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 
 	"github.com/routerd/routerd/cmd/routerctl/labcmd"
@@ -22,20 +23,23 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, environment)
+	code := invocation{plugin: filepath.Base(os.Args[0]) == pluginName}.run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, environment)
 	stop()
 	os.Exit(code)
 }
 
+// invocation is as what routerctl was called.
+type invocation struct{ plugin bool } // kubectl's, see [app.asPlugin]
+
 // run executes one command line and returns the exit code: 0 for success, 1
 // when the command failed or when what it asked about is not well, 2 when the
 // command line itself is wrong. It is all of the program: tests call it.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
+func (p invocation) run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	safeOut, safeErr := &printable{w: stdout}, &printable{w: stderr}
 	a := &app{
 		streams: streams{stdin: stdin, stdout: safeOut, stderr: safeErr, rawOut: stdout, rawErr: stderr},
 		waits:   waits{settle: settleTime, patience: patience, every: lookEvery},
-		daemon:  &daemon{getenv: getenv, resolveLab: labcmd.Socket},
+		daemon:  &daemon{getenv: getenv, resolveLab: labcmd.Socket, plugin: p.plugin},
 		args:    args,
 	}
 	root := a.command()
@@ -60,7 +64,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if errors.As(err, &own) {
 		return own.ExitCode()
 	}
-	fmt.Fprintf(safeErr, "routerctl: %v\n", err)
+	fmt.Fprintln(safeErr, a.called("routerctl: "+err.Error()))
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return 2

@@ -44,7 +44,7 @@ var updateScripts = flag.Bool("update", false, "rewrite the expected output in t
 const exitAtOnce = "GORACE=atexit_sleep_ms=0"
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"routerctl": main})
+	testscript.Main(m, map[string]func(){"routerctl": main, pluginName: main})
 }
 
 // operator answers with what the script has put into its working directory:
@@ -405,7 +405,7 @@ func TestSocketErrors(t *testing.T) {
 		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, "nothing listens on /x"},
 		{errors.New("boom"), "connect to routerd at /x: boom"},
 	} {
-		got := socketError("/x", tt.err).Error()
+		got := (&daemon{}).socketError("/x", tt.err).Error()
 		if !strings.Contains(got, tt.want) {
 			t.Errorf("%v gives %q, want %q in it", tt.err, got, tt.want)
 		}
