@@ -24,6 +24,23 @@ type EndpointSlice struct {
 	Service string                   `json:"service"` // in the slice's namespace
 	IPv6    bool                     `json:"ipv6,omitempty"`
 	Nodes   map[string]EndpointsHere `json:"nodes,omitempty"` // those with some that serve; "": the node is not said
+
+	// Endpoints is who they are, for rules of policies that name the Service; nil: that is
+	// not said, as where an earlier version wrote the slice.
+	Endpoints *SliceEndpoints `json:"endpoints,omitempty"`
+}
+
+// SliceEndpoints are the endpoints of a slice, whatever their conditions: rules are about those
+// that start and those that terminate too, as in Calico.
+type SliceEndpoints struct {
+	Addrs []netip.Addr `json:"addrs,omitempty"` // all that each has, sorted
+	Ports []SlicePort  `json:"ports,omitempty"` // of each; those without a number are left out
+}
+
+// SlicePort is a port of the endpoints of a slice.
+type SlicePort struct {
+	Protocol string `json:"protocol"` // TCP, UDP or SCTP
+	Port     uint16 `json:"port"`
 }
 
 // EndpointsHere says what endpoints there are on a node.

@@ -83,6 +83,7 @@ type Cluster struct {
 	own       own
 	moved     chan struct{} // closed when a follower may have come further; nil: none is waited for
 	ownOnly   bool          // as the watch said last
+	unknown   []store.Kind  // of which it has said nothing
 	demand    demand
 
 	others   store.Demand // for the watch
@@ -165,7 +166,7 @@ func (c *Cluster) Load(readers ...*Follower) {
 	}
 	changes = c.cache.withoutOthers(changes)
 	for _, f := range readers {
-		f.load(changes, ownOnly)
+		f.load(changes, kinds, ownOnly)
 		c.fresh.Source = Disk
 	}
 }
@@ -287,8 +288,8 @@ func (c *Cluster) apply(b store.Batch) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.revision = max(c.revision, b.Revision)
-	turned := c.turn(b.Err, b.Synced) || c.ownOnly != b.OwnOnly
-	c.ownOnly = b.OwnOnly
+	turned := c.turn(b.Err, b.Synced) || c.ownOnly != b.OwnOnly || !slices.Equal(c.unknown, unknown)
+	c.ownOnly, c.unknown = b.OwnOnly, unknown
 	c.fresh.Withheld = withheld
 	c.own.filter(changes, b.Revision, b.Synced)
 	changes = lastOfEach(changes)

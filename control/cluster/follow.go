@@ -47,6 +47,9 @@ type Step struct {
 	// [Cluster.AskOthers].
 	OwnOnly bool
 
+	// Lacks are the kinds of which nothing is known, of those that the reader waived.
+	Lacks []store.Kind
+
 	// Err says why the datastore cannot be reached at the end of the step; nil: it
 	// can. There is a step for the beginning and for the end of an outage, unless
 	// it is over before the follower asks.
@@ -71,7 +74,8 @@ type Follower struct {
 	// of, and what it said of others, which waits until it has said all; disk is nil
 	// where the reader follows the datastore.
 	disk    map[store.Key]bool
-	ownDisk bool // of WorkloadEndpoints the disk has this host's
+	ownDisk bool         // of WorkloadEndpoints the disk has this host's
+	lacks   []store.Kind // of waived, those that the disk does not have
 	later   queue
 	done    store.Revision // of the last step that the reader is through with
 	taken   store.Revision // of the one that it has
@@ -134,10 +138,21 @@ func (f *Follower) isOf(kinds []store.Kind) bool {
 	return true
 }
 
-// load has the reader begin with what the disk has. The caller has the Cluster's
-// lock.
-func (f *Follower) load(changes []*Change, ownOnly bool) {
+// lacking returns the kinds that the reader waived and of which is holds.
+func (f *Follower) lacking(is func(store.Kind) bool) (kinds []store.Kind) {
+	for _, k := range f.waived {
+		if is(k) {
+			kinds = append(kinds, k)
+		}
+	}
+	return kinds
+}
+
+// load has the reader begin with what the disk has, of some kinds. The caller has the
+// Cluster's lock.
+func (f *Follower) load(changes []*Change, kinds []store.Kind, ownOnly bool) {
 	f.disk, f.ownDisk = make(map[store.Key]bool), ownOnly
+	f.lacks = f.lacking(func(k store.Kind) bool { return !slices.Contains(kinds, k) })
 	for _, ch := range changes {
 		if f.wants(ch.Key) {
 			f.disk[ch.Key] = true
@@ -319,9 +334,10 @@ func (f *Follower) take() (Step, bool) {
 		return Step{}, false
 	}
 	s := Step{Changes: f.pending.take(), Source: c.fresh.Source, Revision: c.revision, Synced: f.synced, OwnOnly: c.ownOnly, Err: c.fresh.Err}
+	s.Lacks = f.lacking(func(k store.Kind) bool { return slices.Contains(c.unknown, k) })
 	switch {
 	case f.disk != nil:
-		s.Revision, s.OwnOnly = 0, f.ownDisk
+		s.Revision, s.OwnOnly, s.Lacks = 0, f.ownDisk, f.lacks
 	case s.Source == Disk:
 		s.Source = Unread
 	}

@@ -48,6 +48,9 @@ func TestWaived(t *testing.T) {
 		needs, waives := c.Follow(kinds...), c.Follow(kinds...).Waive(store.KindService)
 		c.Load(needs, waives)
 		step, _ := waives.take()
+		if _, has := want["web"]; slices.Contains(step.Lacks, store.KindService) == has {
+			t.Errorf("of what the disk has nothing is said: %v", step.Lacks)
+		}
 		if diff := cmp.Diff(want, names(step)); diff != "" || !step.Synced || step.Source != Disk {
 			t.Errorf("from disk: synced %v, %v (-want +got):\n%s", step.Synced, step.Source, diff)
 		}
@@ -59,7 +62,7 @@ func TestWaived(t *testing.T) {
 	c, waives := start(map[string]bool{"a": true})
 	unknown := map[store.Kind]store.Withheld{store.KindService: {Err: errors.New("the role lacks the right")}}
 	c.apply(store.Batch{Events: []store.Event{pool("a", 1)}, Revision: 9, Synced: true, Withheld: unknown})
-	if step, _ := waives.take(); !step.Synced || step.Source != Live {
+	if step, _ := waives.take(); !step.Synced || step.Source != Live || !slices.Contains(step.Lacks, store.KindService) {
 		t.Errorf("without the right: %+v", step)
 	}
 	saves(t, c)
@@ -67,10 +70,14 @@ func TestWaived(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	c, _ = start(map[string]bool{"a": true})
+	c, waives = start(map[string]bool{"a": true})
 	c.apply(store.Batch{Events: []store.Event{pool("a", 1)}, Revision: 9, Synced: true, Withheld: unknown})
 	saves(t, c)
+	waives.take()
 	c.apply(store.Batch{Revision: 10, Synced: true})
+	if step, _ := waives.take(); len(step.Lacks) > 0 {
+		t.Errorf("when it is told: lacks %v", step.Lacks)
+	}
 	saves(t, c) // there are none, which is to be known too
 	if got, _ := c.cache.complete(); !slices.Contains(got, store.KindService) {
 		t.Errorf("the disk has %v", got)

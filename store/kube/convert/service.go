@@ -77,6 +77,7 @@ func endpointSliceOf(s *discoveryv1.EndpointSlice) (store.Key, any, error) {
 		return key, &store.EndpointSlice{}, nil
 	}
 	out := &store.EndpointSlice{Service: service, IPv6: s.AddressType == discoveryv1.AddressTypeIPv6}
+	out.Endpoints = sliceEndpointsOf(s)
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
@@ -99,6 +100,28 @@ func endpointSliceOf(s *discoveryv1.EndpointSlice) (store.Key, any, error) {
 		out.Nodes[node] = store.EndpointsHere{Ready: here.Ready || ready, Leaving: here.Leaving || leaving && !ready}
 	}
 	return key, out, nil
+}
+
+// sliceEndpointsOf returns who the endpoints of a slice are, as Felix has them for rules that
+// name a Service: whatever their conditions, by all of their addresses. A port without a number
+// stands for none, and an address that is none is left out.
+func sliceEndpointsOf(s *discoveryv1.EndpointSlice) *store.SliceEndpoints {
+	out := new(store.SliceEndpoints)
+	for _, p := range s.Ports {
+		if p.Port != nil {
+			out.Ports = append(out.Ports, store.SlicePort{Protocol: cmp.Or(string(deref(p.Protocol)), "TCP"), Port: uint16(*p.Port)}) //nolint:gosec // the API server bounds it
+		}
+	}
+	for i := range s.Endpoints {
+		for _, text := range s.Endpoints[i].Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
+				out.Addrs = append(out.Addrs, a.Unmap())
+			}
+		}
+	}
+	slices.SortFunc(out.Addrs, netip.Addr.Compare)
+	out.Addrs = slices.Compact(out.Addrs)
+	return out
 }
 
 // ServiceDetail returns a Service with its ports and endpoints, of the objects of the

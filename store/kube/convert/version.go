@@ -5,4 +5,4 @@ package convert
 // cluster anew where they do not: raise it when Read makes anything else of an object
 // than before, refuses one that it took, or takes one that it refused. TestVersion asks
 // for it.
-const Version = 1
+const Version = 2
