@@ -99,20 +99,8 @@ func (c *checker) globalPolicy(p *v3.GlobalNetworkPolicySpec) {
 	}
 	c.reject(p.PreDNAT && (len(p.Egress) > 0 || slices.Contains(p.Types, v3.PolicyTypeEgress)),
 		"spec.egress", nil, "cannot be used with preDNAT, which looks at what comes in only; use ingress rules and types [Ingress]")
-	for _, list := range []struct {
-		field string
-		rules []v3.Rule
-	}{{"spec.ingress", p.Ingress}, {"spec.egress", p.Egress}} {
-		for i := range list.rules {
-			for _, side := range []struct {
-				field    string
-				services *v3.ServiceMatch
-			}{{"source", list.rules[i].Source.Services}, {"destination", list.rules[i].Destination.Services}} {
-				c.reject(side.services != nil && side.services.Namespace == "",
-					index(list.field, i)+"."+side.field+".services.namespace", nil, "required in a GlobalNetworkPolicy, which has none of its own")
-			}
-		}
-	}
+	c.serviceNamespaces("spec.ingress", p.Ingress, KindGlobalNetworkPolicy)
+	c.serviceNamespaces("spec.egress", p.Egress, KindGlobalNetworkPolicy)
 }
 
 func (c *checker) stagedAction(a v3.StagedAction) {

@@ -77,6 +77,22 @@ func (c *checker) profile(p *v3.Profile) {
 	c.labels("spec.labelsToApply", p.Spec.LabelsToApply)
 	c.rules("spec.ingress", p.Spec.Ingress, true)
 	c.rules("spec.egress", p.Spec.Egress, false)
+	c.serviceNamespaces("spec.ingress", p.Spec.Ingress, KindProfile)
+	c.serviceNamespaces("spec.egress", p.Spec.Egress, KindProfile)
+}
+
+// serviceNamespaces refuses rules that name a Service without its namespace, in a kind that has none
+// of its own.
+func (c *checker) serviceNamespaces(field string, rules []v3.Rule, kind Kind) {
+	for i := range rules {
+		for _, side := range []struct {
+			field    string
+			services *v3.ServiceMatch
+		}{{"source", rules[i].Source.Services}, {"destination", rules[i].Destination.Services}} {
+			c.reject(side.services != nil && side.services.Namespace == "",
+				index(field, i)+"."+side.field+".services.namespace", nil, "required in a %s, which has none of its own", kind)
+		}
+	}
 }
 
 func (c *checker) rules(field string, rules []v3.Rule, ingress bool) {

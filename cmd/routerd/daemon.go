@@ -44,7 +44,6 @@ import (
 	"github.com/routerd/routerd/control/nodenetwork"
 	"github.com/routerd/routerd/control/nodestatus"
 	"github.com/routerd/routerd/control/operator"
-	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/presence"
 	"github.com/routerd/routerd/control/probe"
 	"github.com/routerd/routerd/control/publish"
@@ -195,7 +194,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	d.policy, err = netpolicy.Open(netpolicy.Config{
 		Enabled: c.Policy.Enabled, Offload: c.Policy.Offload, LogRate: uint32(c.Policy.LogRate), //nolint:gosec // Validate has checked it
 		Enforce: enforce.Config{
-			Node: name, AutoHostEndpoint: c.Policy.AutoHostEndpoints, HostPorts: hostPorts(c), Guarded: guardedPorts(c), Datastore: datastorePorts(d.servers),
+			Node: name, AutoHostEndpoint: c.Policy.AutoHostEndpoints, HostPorts: hostPorts(c), Guarded: guardedPorts(c), Datastore: datastorePorts(d.servers), Services: d.policyServices(),
 			TunnelsFromAnywhere: c.Policy.AllowTunnelsFromAnywhere,
 			MaxConnections:      uint32(c.Policy.MaxConnectionsPerWorkload), //nolint:gosec // Validate has checked it
 			Tracer:              d.tracer,
@@ -601,7 +600,7 @@ func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers
 	f := followers{
 		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
-		attach: c.Follow(attach.Kinds()...), policy: c.Follow(policy.Kinds()...).Waive(store.KindKubeControllersConfiguration), lock: c.Follow(lock.Kinds()...),
+		attach: c.Follow(attach.Kinds()...), policy: followPolicy(c, api), lock: c.Follow(lock.Kinds()...),
 		status: c.Follow(nodestatus.Kinds()...), controllers: c.Follow(store.KindKubeControllersConfiguration),
 		hosts: c.Follow(kubecontrollers.Kinds()...).Waive(store.KindKubeControllersConfiguration),
 	}
@@ -770,7 +769,7 @@ func (d *router) policyServer() *operator.PolicyServer {
 	}
 	p := d.policy
 	return operator.NewPolicyServer(operator.PolicyConfig{
-		Node: d.name, AutoHostEndpoints: d.cfg.Policy.AutoHostEndpoints, Store: d.db, Workloads: d.attach.Endpoints,
+		Node: d.name, AutoHostEndpoints: d.cfg.Policy.AutoHostEndpoints, Services: d.policyServices(), Store: d.db, Workloads: d.attach.Endpoints,
 		Unable: p.Unable(), Flows: p.Flows, Enforcer: p.Enforcer, Table: p.Table, Connections: p.Connections, State: p.Err,
 	})
 }

@@ -6,8 +6,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/routerd/routerd/control/cluster"
 	"github.com/routerd/routerd/control/kubesync"
 	"github.com/routerd/routerd/control/nodenetwork"
+	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/control/policyevents"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube"
@@ -58,6 +60,26 @@ func (d *router) tellForOthers(ctx context.Context) {
 	events.Wait()
 }
 
+// policyServices is what the datastore tells of Services that rules name.
+func (d *router) policyServices() policy.Services {
+	switch {
+	case d.inAPI:
+		return policy.AllServices
+	case d.api != nil:
+		return policy.BroughtServices
+	}
+	return policy.NoServices
+}
+
+// followPolicy follows what policy is about: api says that the datastore has Services, which rules name.
+func followPolicy(c *cluster.Cluster, api bool) *cluster.Follower {
+	kinds, waived := policy.Kinds(), []store.Kind{store.KindKubeControllersConfiguration}
+	if api {
+		kinds, waived = append(kinds, policy.ServiceKinds()...), append(waived, policy.ServiceKinds()...)
+	}
+	return c.Follow(kinds...).Waive(waived...)
+}
+
 // policyProblems says why objects of policy are not carried out as they stand; false: not
 // all are known.
 func (d *router) policyProblems() (map[store.Key]string, bool) {
@@ -67,6 +89,9 @@ func (d *router) policyProblems() (map[store.Key]string, bool) {
 	s := d.policy.Enforcer.Status()
 	problems := make(map[store.Key]string, len(s.Problems))
 	for _, p := range s.Problems {
+		if before, twice := problems[p.Key]; twice {
+			p.Reason = before + "; " + p.Reason
+		}
 		problems[p.Key] = p.Reason
 	}
 	return problems, s.InForce && !s.FromDisk

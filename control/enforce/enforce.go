@@ -21,6 +21,7 @@ import (
 	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/dataplane/conntrack"
 	"github.com/routerd/routerd/dataplane/filter"
+	"github.com/routerd/routerd/store"
 )
 
 // Table carries rulesets into the kernel. Package dataplane/nft does.
@@ -46,6 +47,8 @@ type Config struct {
 	HostPorts        []filter.Tunnel   // see [policy.Config]
 	Guarded          []filter.Tunnel   // likewise
 	Datastore        []filter.Failsafe // see [policy.Config]
+
+	Services policy.Services // likewise
 
 	// TunnelsFromAnywhere and MaxConnections are as in [policy.Config].
 	TunnelsFromAnywhere bool
@@ -96,6 +99,7 @@ type Enforcer struct {
 	mu      sync.Mutex
 	queue   []cluster.Step
 	ownOnly bool                    // as the last step has it
+	lacks   []store.Kind            // likewise
 	ifaces  map[string][]netip.Addr // nil: nothing new
 	links   map[string]bool         // with ifaces: those that cannot be workloads'
 	sources map[string][]netip.Addr // by node: from where its packets come, as far as that is new
@@ -147,15 +151,15 @@ func New(cfg Config) *Enforcer {
 	}
 }
 
-// HandleStore applies a step of [policy.Kinds] of the cluster's copy. It does not
+// HandleStore applies a step of [policy.Kinds] of the cluster's copy, and of [policy.ServiceKinds]. It does not
 // wait.
 func (e *Enforcer) HandleStore(s cluster.Step) {
 	e.mu.Lock()
-	if len(s.Changes) == 0 && !s.Synced && s.OwnOnly == e.ownOnly {
+	if len(s.Changes) == 0 && !s.Synced && s.OwnOnly == e.ownOnly && slices.Equal(s.Lacks, e.lacks) {
 		e.mu.Unlock()
 		return
 	}
-	e.ownOnly = s.OwnOnly
+	e.ownOnly, e.lacks = s.OwnOnly, s.Lacks
 	e.queue = append(e.queue, s)
 	e.status.FromDisk = s.Source == cluster.Disk
 	e.mu.Unlock()
@@ -246,7 +250,7 @@ func (e *Enforcer) Run(ctx context.Context) error {
 // calculator returns a calculator of this host's rules that knows nothing yet.
 func (e *Enforcer) calculator() *policy.Calculator {
 	return policy.New(policy.Config{
-		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore,
+		Node: e.cfg.Node, AutoHostEndpoints: e.cfg.AutoHostEndpoint, HostPorts: e.cfg.HostPorts, Guarded: e.cfg.Guarded, Datastore: e.cfg.Datastore, Services: e.cfg.Services,
 		TunnelsFromAnywhere: e.cfg.TunnelsFromAnywhere, MaxConnections: e.cfg.MaxConnections,
 	})
 }

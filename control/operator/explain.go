@@ -62,7 +62,7 @@ func (s *PolicyServer) PolicyExplain(ctx context.Context, req *apiv1.PolicyExpla
 		if node == "" {
 			continue
 		}
-		end, err := s.explainAt(objects, node, from, to, p)
+		end, err := s.explainAt(ctx, objects, node, from, to, p)
 		if err != nil {
 			return nil, status.Errorf(codes.Internal, "explain on %s: %v", node, err)
 		}
@@ -198,7 +198,7 @@ func packetOf(req *apiv1.PolicyExplainRequest, from, to location) (filter.Packet
 }
 
 // explainAt judges the packet on one host.
-func (s *PolicyServer) explainAt(objects []store.Event, node string, from, to location, p filter.Packet) (*apiv1.PolicyEnd, error) {
+func (s *PolicyServer) explainAt(ctx context.Context, objects []store.Event, node string, from, to location, p filter.Packet) (*apiv1.PolicyEnd, error) {
 	f := flowAt(node, from, to, p)
 	end := &apiv1.PolicyEnd{Node: node, From: from.name, To: to.name}
 	explain := func(r *filter.Ruleset) {
@@ -209,7 +209,7 @@ func (s *PolicyServer) explainAt(objects []store.Event, node string, from, to lo
 		s.cfg.Enforcer.View(explain)
 		return end, nil
 	}
-	rules, err := s.rulesOf(objects, node)
+	rules, err := s.rulesOf(ctx, objects, node)
 	if err != nil {
 		return nil, err
 	}
@@ -230,13 +230,45 @@ func flowAt(node string, from, to location, p filter.Packet) filter.Flow {
 }
 
 // rulesOf are the rules of another host, by what the datastore says.
-func (s *PolicyServer) rulesOf(objects []store.Event, node string) (*filter.Ruleset, error) {
-	calc := policy.New(policy.Config{Node: node, AutoHostEndpoints: s.cfg.AutoHostEndpoints})
+func (s *PolicyServer) rulesOf(ctx context.Context, objects []store.Event, node string) (*filter.Ruleset, error) {
+	calc := policy.New(policy.Config{Node: node, AutoHostEndpoints: s.cfg.AutoHostEndpoints, Services: s.cfg.Services})
 	calc.Update(store.Batch{Events: objects, Synced: true})
+	if err := s.tellServices(ctx, calc); err != nil {
+		return nil, err
+	}
 	if _, ok := calc.Flush(); !ok {
 		return nil, errors.New("the cluster's state is not complete")
 	}
 	return calc.Snapshot(), nil
+}
+
+// tellServices tells a calculator the endpoints of the Services that rules name: of few namespaces,
+// where there are any.
+func (s *PolicyServer) tellServices(ctx context.Context, calc *policy.Calculator) error {
+	if s.cfg.Services == policy.NoServices {
+		return nil
+	}
+	asked := ""
+	for _, service := range calc.Services() { // by namespace
+		if service.Namespace == asked {
+			continue
+		}
+		asked = service.Namespace
+		for _, kind := range policy.ServiceKinds() {
+			list, _, err := s.cfg.Store.List(ctx, kind, asked)
+			if err != nil && !errors.Is(err, store.ErrDecode) {
+				return fmt.Errorf("read the endpoints of Services in namespace %s: %w", asked, err)
+			}
+			var b store.Batch
+			for _, o := range list {
+				if o.Value != nil {
+					b.Events = append(b.Events, store.Event{Key: o.Key, Object: o})
+				}
+			}
+			calc.Update(b)
+		}
+	}
+	return nil
 }
 
 // otherHosts stands for the interface towards everybody else: a host endpoint

@@ -202,7 +202,7 @@ func (s *Server) judgedThere(ctx context.Context, node string, from, to location
 	if err != nil {
 		return nil
 	}
-	rules, err := s.rulesOf(objects, node)
+	rules, err := s.rulesOf(call, objects, node)
 	if err != nil {
 		return nil
 	}

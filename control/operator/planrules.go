@@ -28,7 +28,9 @@ func (s *Server) plannedRules(ctx context.Context, changes []*cluster.Change) ([
 // foreseenRules returns this host's rules and the step that changes of the cluster lead to; nil: rules do
 // not depend on them.
 func (s *Server) foreseenRules(ctx context.Context, changes []*cluster.Change) (*filter.Ruleset, filter.Delta, error) {
-	concern := func(k store.Kind) bool { return slices.Contains(policy.Kinds(), k) }
+	concern := func(k store.Kind) bool {
+		return slices.Contains(policy.Kinds(), k) || slices.Contains(policy.ServiceKinds(), k)
+	}
 	if s.PolicyServer == nil || !slices.ContainsFunc(changes, func(c *cluster.Change) bool { return concern(c.Key.Kind) }) {
 		return nil, filter.Delta{}, nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/routerd/routerd/control/attach"
 	"github.com/routerd/routerd/control/enforce"
 	"github.com/routerd/routerd/control/flows"
+	"github.com/routerd/routerd/control/policy"
 	"github.com/routerd/routerd/dataplane/conntrack"
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/nft"
@@ -28,7 +29,8 @@ var errPolicyOff = status.Error(codes.FailedPrecondition, "network policy is swi
 // PolicyConfig is what a [PolicyServer] is made of.
 type PolicyConfig struct {
 	Node              string
-	AutoHostEndpoints bool // see [policy.Config]
+	AutoHostEndpoints bool            // see [policy.Config]
+	Services          policy.Services // likewise
 	Store             store.Store
 	Workloads         func() []attach.Endpoint // attached on this host
 

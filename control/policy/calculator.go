@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -38,6 +39,9 @@ type Config struct {
 	// time; 0: any number.
 	MaxConnections uint32
 
+	// Services is what the datastore tells of the Services that rules name.
+	Services Services
+
 	// Datastore is where this host reaches the datastore, which host endpoints
 	// leave open likewise: a policy that cuts it off could not be taken back.
 	Datastore []filter.Failsafe
@@ -74,6 +78,7 @@ type Calculator struct {
 func New(cfg Config) *Calculator {
 	c := &Calculator{cfg: cfg, auto: cfg.AutoHostEndpoints, problems: make(map[store.Key]string)}
 	c.members.init()
+	c.members.services.init(cfg.Services)
 	for _, id := range []filter.SetID{filter.NATSources, filter.NATExempt, filter.TunnelSources} {
 		c.members.feed(id)
 	}
@@ -85,17 +90,21 @@ func New(cfg Config) *Calculator {
 	return c
 }
 
-// HandleStore applies a step of [Kinds] of the cluster's copy. What follows from it is
+// HandleStore applies a step of [Kinds] of the cluster's copy, and of [ServiceKinds]. What follows from it is
 // published by [Calculator.Flush].
 func (c *Calculator) HandleStore(s cluster.Step) {
 	for _, ch := range s.Changes {
 		if ch.Err != nil {
 			c.problems[ch.Key] = ch.Err.Error()
+			if ch.Key.Kind == store.KindEndpointSlice {
+				c.members.services.breaks(ch.Key)
+			}
 			continue
 		}
 		delete(c.problems, ch.Key)
 		c.change(ch)
 	}
+	c.members.services.setLacks(slices.Contains(s.Lacks, store.KindEndpointSlice))
 	c.synced, c.ownOnly = c.synced || s.Synced, s.OwnOnly
 }
 
@@ -140,6 +149,9 @@ func (c *Calculator) change(ch *cluster.Change) {
 	case store.KindKubeControllersConfiguration:
 		k, _ := ch.Value.(*cluster.Controllers)
 		c.putControllers(key, k)
+	case store.KindEndpointSlice:
+		s, _ := o.Value.(*store.EndpointSlice)
+		c.members.services.put(&c.members, key, s)
 	case store.KindWorkloadEndpoint, store.KindNetworkSet, store.KindGlobalNetworkSet:
 		c.putLabelled(key, o.Value)
 	case store.KindHostEndpoint:
@@ -204,8 +216,11 @@ func (c *Calculator) Problems() []Problem {
 	for _, reason := range c.settings.now.problems {
 		list = append(list, Problem{store.ResourceKey(store.KindFelixConfiguration, store.DefaultName), reason})
 	}
+	for id, reason := range c.policies.closed {
+		list = append(list, Problem{store.Key{Kind: store.Kind(id.Kind), Namespace: id.Namespace, Name: id.Name}, reason})
+	}
 	c.locals.clashes(func(k store.Key, reason string) { list = append(list, Problem{k, reason}) })
-	slices.SortFunc(list, func(a, b Problem) int { return compareKeys(a.Key, b.Key) })
+	slices.SortFunc(list, func(a, b Problem) int { return cmp.Or(compareKeys(a.Key, b.Key), cmp.Compare(a.Reason, b.Reason)) })
 	return list
 }
 
@@ -218,6 +233,7 @@ func (c *Calculator) Flush() (filter.Delta, bool) {
 		return filter.Delta{}, false
 	}
 	var d filter.Delta
+	c.policies.settle(c)
 	c.settings.current(c) // what changes there can touch endpoints and sets
 	c.members.settle()
 	c.nodes.settle()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/base32"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,9 +22,10 @@ import (
 // setDef is a set that a rule needs.
 type setDef struct {
 	filter.Set
-	sel   *selector.Selector // nil: of a service, whose endpoints are not in the store
-	nodes bool               // sel is of Nodes, and not of endpoints and network sets
-	names []string           // of ports, sorted
+	sel     *selector.Selector // nil: of a Service, or of nobody
+	nodes   bool               // sel is of Nodes, and not of endpoints and network sets
+	service serviceName        // of whose endpoints it is; empty: of none
+	names   []string           // of ports, sorted
 
 	protocol uint8 // of those ports
 }
@@ -61,30 +63,51 @@ func namedPortProtocol(p *numorstring.Protocol) uint8 {
 	return protoTCP
 }
 
-func serviceDef(namespace, name string) setDef {
-	origin := fmt.Sprintf("service %s/%s", namespace, name)
-	return setDef{Set: filter.Set{ID: setID(origin), Type: filter.Ports, Origin: origin}}
+// serviceDef is the set of the endpoints of a Service: their ports, or their addresses alone.
+func serviceDef(n serviceName, ports bool) setDef {
+	origin, of := fmt.Sprintf("endpoints of service %s", n), filter.Nets
+	if ports {
+		origin, of = fmt.Sprintf("ports of service %s", n), filter.Ports
+	}
+	return setDef{Set: filter.Set{ID: setID(origin), Type: of, Origin: origin}, service: n}
+}
+
+// nobodyDef is the set, without members, of a Service whose endpoints are not known.
+func nobodyDef(n serviceName) setDef {
+	origin := fmt.Sprintf("service %s, whose endpoints are not known", n)
+	return setDef{Set: filter.Set{ID: setID(origin), Type: filter.Nets, Origin: origin}}
 }
 
 // compiler translates the rules of one policy.
 type compiler struct {
 	namespace string // of a NetworkPolicy; "": the rules are about all namespaces
 	defs      map[filter.SetID]setDef
+	unknown   func(serviceName) string // why the endpoints of a Service are not known; "": they are
+
+	services []serviceName // that rules name
+	closed   []string      // what is said of those whose endpoints are not known
 }
 
-// compileRules translates a policy's rules and returns the sets that they
-// need. The error names the field.
-func compileRules(p *policySpec) (filter.Policy, map[filter.SetID]setDef, error) {
-	c := &compiler{namespace: p.id.Namespace, defs: make(map[filter.SetID]setDef)}
+// compiled is what a policy's rules mean.
+type compiled struct {
+	rules    filter.Policy
+	defs     map[filter.SetID]setDef // the sets that they need
+	services []serviceName           // that they name
+	closed   string                  // which of them match otherwise than they say, for want of what is known of a Service
+}
+
+// compileRules translates a policy's rules. The error names the field.
+func compileRules(p *policySpec, unknown func(serviceName) string) (compiled, error) {
+	c := &compiler{namespace: p.id.Namespace, defs: make(map[filter.SetID]setDef), unknown: unknown}
 	out := filter.Policy{ID: p.id}
 	var err error
 	if out.Ingress, err = c.rules("spec.ingress", p.ingress, p.in); err != nil {
-		return filter.Policy{}, nil, err
+		return compiled{}, err
 	}
 	if out.Egress, err = c.rules("spec.egress", p.egress, p.out); err != nil {
-		return filter.Policy{}, nil, err
+		return compiled{}, err
 	}
-	return out, c.defs, nil
+	return compiled{out, c.defs, c.services, strings.Join(c.closed, "; ")}, nil
 }
 
 func (c *compiler) rules(field string, rules []v3.Rule, used bool) ([]filter.Rule, error) {
@@ -93,16 +116,18 @@ func (c *compiler) rules(field string, rules []v3.Rule, used bool) ([]filter.Rul
 	}
 	var list []filter.Rule
 	for i := range rules {
-		r, err := c.rule(&rules[i])
+		at := fmt.Sprintf("%s[%d].", field, i)
+		r, err := c.rule(at, &rules[i])
 		if err != nil {
-			return nil, fmt.Errorf("%s[%d].%w", field, i, err)
+			return nil, fmt.Errorf("%s%w", at, err)
 		}
 		list = append(list, r)
 	}
 	return list, nil
 }
 
-func (c *compiler) rule(r *v3.Rule) (filter.Rule, error) {
+// rule translates the rule of a field, which ends in a dot.
+func (c *compiler) rule(field string, r *v3.Rule) (filter.Rule, error) {
 	var out filter.Rule
 	r, nodes, err := ofNodes(r)
 	if err != nil {
@@ -138,10 +163,56 @@ func (c *compiler) rule(r *v3.Rule) (filter.Rule, error) {
 	if nodes != nil {
 		out.Destination.Set = c.need(nodesDef(nodes))
 	}
+	for _, of := range []struct {
+		name  string
+		match *v3.ServiceMatch
+		side  *filter.Side
+		ports bool // they are matched too, as in Felix
+	}{{"source.services", r.Source.Services, &out.Source, false}, {"destination.services", r.Destination.Services, &out.Destination, true}} {
+		if of.match == nil {
+			continue
+		}
+		if err := c.service(field+of.name, of.match, &out, of.side, of.ports); err != nil {
+			return out, fmt.Errorf("%s%w", of.name, err)
+		}
+	}
 	if out.Family == 0 {
 		out.Family = familyOf(&out)
 	}
 	return out, nil
+}
+
+// service has a side of a rule match the endpoints of a Service. Where they are not known the rule is
+// closed, as one with an unknown peer is: an Allow matches nobody, and a Deny whatever it would match
+// without the Service. So does a Pass, which denies then: what it passes on a later rule may allow,
+// and what it does not another one of its tier.
+func (c *compiler) service(field string, of *v3.ServiceMatch, r *filter.Rule, s *filter.Side, ports bool) error {
+	n := serviceName{cmp.Or(of.Namespace, c.namespace), of.Name}
+	switch {
+	case n.name == "":
+		return errors.New(".name: missing")
+	case n.namespace == "":
+		return errors.New(".namespace: missing, and the rule is of no namespace of its own")
+	case s.Set != "":
+		return errors.New(": cannot be matched together with selectors")
+	}
+	if !slices.Contains(c.services, n) {
+		c.services = append(c.services, n)
+	}
+	why := c.unknown(n)
+	if why == "" {
+		s.Set = c.need(serviceDef(n, ports))
+		return nil
+	}
+	does := "the rule matches nobody"
+	switch r.Action {
+	case filter.Allow, filter.Log:
+		s.Set = c.need(nobodyDef(n))
+	case filter.Deny, filter.Pass:
+		r.Action, does = filter.Deny, "it denies whatever else the rule matches"
+	}
+	c.closed = append(c.closed, fmt.Sprintf("%s: the endpoints of Service %s are not known: %s; until they are, %s", field, n, why, does))
+	return nil
 }
 
 // ofNodes returns what a rule says besides that its destination are Nodes, and which; nil: it is not
@@ -264,16 +335,6 @@ func (c *compiler) side(e *v3.EntityRule, protocol *numorstring.Protocol) (filte
 			return s, fmt.Errorf("notSelector: %w", err)
 		}
 		s.NotSet = c.need(netsDef(sel))
-	}
-	if svc := e.Services; svc != nil {
-		if within != nil {
-			return s, fmt.Errorf("services: cannot be matched together with selectors")
-		}
-		namespace := svc.Namespace
-		if namespace == "" {
-			namespace = c.namespace
-		}
-		s.Set = c.need(serviceDef(namespace, svc.Name))
 	}
 	if within == nil {
 		within = selector.All()

@@ -32,6 +32,8 @@ type members struct {
 	sets    map[filter.SetID]*set
 	changed map[*set]struct{} // to be reported
 	gone    []filter.SetID    // likewise
+
+	services services
 }
 
 // selected is a selector in use, with the sets that are made of what it
@@ -268,9 +270,12 @@ func (m *members) acquire(d setDef) {
 		return
 	}
 	s := newSet(d.Set)
-	s.names, s.protocol, s.refs = d.names, d.protocol, 1
+	s.names, s.protocol, s.service, s.refs = d.names, d.protocol, d.service, 1
 	m.sets[d.ID] = s
 	m.changed[s] = struct{}{}
+	if d.service != (serviceName{}) {
+		m.services.use(s)
+	}
 	if d.sel == nil {
 		return
 	}
@@ -304,6 +309,9 @@ func (m *members) release(id filter.SetID) {
 	delete(m.changed, s)
 	if !s.fresh {
 		m.gone = append(m.gone, id)
+	}
+	if s.service != (serviceName{}) {
+		m.services.leave(s)
 	}
 	if s.sel == nil {
 		return

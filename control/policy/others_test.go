@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"reflect"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -20,11 +21,22 @@ func policySelects(r *filter.Ruleset, p filter.Policy) bool {
 		for _, rule := range rules {
 			for _, s := range []filter.Side{rule.Source, rule.Destination} {
 				for _, id := range []filter.SetID{s.Set, s.NotSet, s.PortSet, s.NotPortSet} {
-					if id != "" && r.Sets[id].ID != "" {
+					if id != "" && r.Sets[id].ID != "" && !ofService(r.Sets[id]) {
 						return true
 					}
 				}
 			}
+		}
+	}
+	return false
+}
+
+// ofService reports whether a set is of a Service, whose endpoints do not depend on what is told of
+// workloads.
+func ofService(s filter.Set) bool {
+	for _, of := range []string{"service ", "ports of service ", "endpoints of service "} {
+		if strings.HasPrefix(s.Origin, of) {
+			return true
 		}
 	}
 	return false
@@ -47,7 +59,7 @@ func endpointSelects(r *filter.Ruleset, e filter.Endpoint) bool {
 func TestOthersComeLater(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		c, mirror := newMirror(policy.Config{})
+		c, mirror := newMirror(policy.Config{Services: policy.BroughtServices})
 		c.SetInterfaces(hostInterfaces())
 		state, told := map[store.Key]store.Object{}, map[store.Key]store.Object{}
 		other := func(o store.Object) bool {
@@ -110,7 +122,7 @@ func TestOthersComeLater(t *testing.T) {
 				}
 			}
 			c.Update(b)
-			fresh := policy.New(policy.Config{Node: thisNode})
+			fresh := policy.New(policy.Config{Node: thisNode, Services: policy.BroughtServices})
 			fresh.SetInterfaces(hostInterfaces())
 			var all []store.Object
 			for _, k := range sortedKeys(state) {
@@ -174,6 +186,9 @@ func TestOthersComeLater(t *testing.T) {
 			for id, members := range mirror.Members {
 				switch id {
 				case filter.NATSources, filter.NATExempt, filter.TunnelSources:
+					continue
+				}
+				if ofService(mirror.Sets[id]) {
 					continue
 				}
 				if old, had := before.Members[id]; had && !reflect.DeepEqual(members, old) {

@@ -22,6 +22,8 @@ type policies struct {
 	held      map[filter.PolicyID][]filter.SetID
 	published map[filter.PolicyID]filter.Policy
 	dirty     map[filter.PolicyID]struct{}
+
+	closed map[filter.PolicyID]string // what is said of rules that name a Service whose endpoints are not known
 }
 
 type policyState struct {
@@ -56,6 +58,7 @@ func (p *policies) init() {
 	p.held = make(map[filter.PolicyID][]filter.SetID)
 	p.published = make(map[filter.PolicyID]filter.Policy)
 	p.dirty = make(map[filter.PolicyID]struct{})
+	p.closed = make(map[filter.PolicyID]string)
 }
 
 // put applies a policy or a profile, or its deletion.
@@ -65,6 +68,7 @@ func (p *policies) put(c *Calculator, o store.Object) {
 	if o.Value == nil {
 		if old != nil {
 			p.unmatch(c, old)
+			p.name(c, id, compiled{})
 			delete(p.all, id)
 			p.dirty[id] = struct{}{}
 		}
@@ -75,7 +79,7 @@ func (p *policies) put(c *Calculator, o store.Object) {
 		c.problems[o.Key] = err.Error() + unread(old)
 		return
 	}
-	rules, defs, err := compileRules(spec)
+	is, err := compileRules(spec, c.members.services.unknown)
 	switch {
 	case err == nil:
 	case old != nil:
@@ -83,18 +87,42 @@ func (p *policies) put(c *Calculator, o store.Object) {
 		return
 	default:
 		c.problems[o.Key] = err.Error() + "; until it can be read, everything that it selects is denied"
-		rules, defs = denyAll(spec), nil
+		is = compiled{rules: denyAll(spec)}
 	}
 	if text := store.Meta(o.Value).Annotations[store.AnnotationProblems]; text != "" && err == nil {
 		c.problems[o.Key] = text
 	}
 	if spec.idle {
-		rules, defs = filter.Policy{ID: id}, nil
+		is = compiled{rules: filter.Policy{ID: id}}
 	}
-	state := &policyState{spec: spec, rules: rules, defs: defs}
+	p.name(c, id, is)
+	state := &policyState{spec: spec, rules: is.rules, defs: is.defs}
 	p.all[id] = state
 	p.dirty[id] = struct{}{}
 	p.match(c, old, state)
+}
+
+// name notes which Services the rules of a policy name.
+func (p *policies) name(c *Calculator, id filter.PolicyID, is compiled) {
+	c.members.services.name(id, is.services)
+	if p.closed[id] = is.closed; is.closed == "" {
+		delete(p.closed, id)
+	}
+}
+
+// settle compiles those policies anew that name a Service whose endpoints have become known, or
+// have ceased to be.
+func (p *policies) settle(c *Calculator) {
+	for _, id := range c.members.services.settle() {
+		state := p.all[id]
+		is, err := compileRules(state.spec, c.members.services.unknown)
+		if err != nil {
+			continue // it was compiled before
+		}
+		p.name(c, id, is)
+		state.rules, state.defs = is.rules, is.defs
+		p.dirty[id] = struct{}{}
+	}
 }
 
 // unread says what becomes of an object that cannot be read at all.

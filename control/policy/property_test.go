@@ -146,6 +146,11 @@ func drawRule(t *rapid.T) v3.Rule {
 		r.IPVersion = new([]int{4, 6}[family])
 	}
 	r.Source, r.Destination = drawEntity(t, family, ports), drawEntity(t, family, ports)
+	for _, side := range []*v3.EntityRule{&r.Source, &r.Destination} {
+		if pick(t, "service", 0, 0, 0, 0, 1) == 1 {
+			*side = v3.EntityRule{Ports: side.Ports, Services: &v3.ServiceMatch{Namespace: pick(t, "namespace", "ns1", "ns2"), Name: pick(t, "service", "web", "dns")}}
+		}
+	}
 	return r
 }
 
@@ -177,7 +182,18 @@ func drawObject(t *rapid.T) store.Object {
 	meta := metav1.ObjectMeta{Labels: drawLabels(t)}
 	key := store.Key{Name: fmt.Sprintf("p%d", n)}
 	var v any
-	switch pick(t, "kind", 0, 0, 1, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10) {
+	switch pick(t, "kind", 0, 0, 1, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 11) {
+	case 11:
+		s := &store.EndpointSlice{Service: pick(t, "of", "web", "dns", "")}
+		if pick(t, "told", 0, 1, 1, 1) == 1 {
+			s.Endpoints = &store.SliceEndpoints{}
+			for _, a := range rapid.SliceOfN(rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.2", "203.0.113.7", "fd00::1", "fd00::4"}), 0, 3).Draw(t, "endpoints") {
+				s.Endpoints.Addrs = append(s.Endpoints.Addrs, netip.MustParseAddr(a))
+			}
+			s.Endpoints.Ports = pick(t, "of them", nil, []store.SlicePort{{Protocol: "TCP", Port: 80}}, []store.SlicePort{{Protocol: "TCP", Port: 8080}, {Protocol: "UDP", Port: 53}})
+		}
+		key = store.EndpointSliceKey(ns, fmt.Sprintf("e%d", n))
+		return store.Object{Key: key, Value: s, Revision: 1}
 	case 0:
 		key.Kind, key.Namespace = store.KindNetworkPolicy, ns
 		v = &v3.NetworkPolicy{Spec: v3.NetworkPolicySpec{
@@ -298,6 +314,9 @@ func drawWorkload(t *rapid.T, ns string, n int) *store.WorkloadEndpoint {
 // tweak changes a little of an object: what leaves most of what follows from
 // it as it was.
 func tweak(t *rapid.T, o store.Object) store.Object {
+	if o.Key.Kind == store.KindEndpointSlice {
+		return o
+	}
 	o.Value = store.Clone(o.Value)
 	store.Meta(o.Value).Labels = drawLabels(t)
 	switch v := o.Value.(type) {
@@ -368,7 +387,8 @@ func TestDifferential(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		auto := maybe(t, "automatic host endpoints")
 		hostPorts := []filter.Tunnel{{Protocol: 6, Port: 8080}}
-		c, mirror := newMirror(policy.Config{AutoHostEndpoints: auto, HostPorts: hostPorts})
+		tells := pick(t, "of Services is told", policy.AllServices, policy.AllServices, policy.BroughtServices, policy.NoServices)
+		c, mirror := newMirror(policy.Config{AutoHostEndpoints: auto, HostPorts: hostPorts, Services: tells})
 		state := make(map[store.Key]store.Object)
 		interfaces := map[string][]netip.Addr{}
 		for i := range rapid.IntRange(1, 8).Draw(t, "steps") {
@@ -405,7 +425,7 @@ func TestDifferential(t *testing.T) {
 			for _, k := range sortedKeys(state) {
 				objects = append(objects, state[k])
 			}
-			fresh, freshMirror := newMirror(policy.Config{AutoHostEndpoints: auto, HostPorts: hostPorts})
+			fresh, freshMirror := newMirror(policy.Config{AutoHostEndpoints: auto, HostPorts: hostPorts, Services: tells})
 			fresh.SetInterfaces(interfaces)
 			fresh.Update(store.Batch{Events: events(rapid.Permutation(objects).Draw(t, "order")), Synced: true})
 			step(t, fresh, freshMirror)
@@ -418,6 +438,7 @@ func TestDifferential(t *testing.T) {
 			}
 			w := world(objects)
 			w.Interfaces, w.HostPorts = interfaces, hostPorts
+			w.NoSlices, w.Brought = tells == policy.NoServices, tells == policy.BroughtServices
 			for range 6 {
 				f := drawFlow(t)
 				want, got := w.Judge(f), mirror.Judge(f)

@@ -151,7 +151,6 @@ func ruleCases() []semanticsCase {
 		in("destination notNets", "destination: {notNets: [10.0.0.1]}", "client>web tcp/80", no),
 		in("all parts must match", "protocol: TCP, source: {nets: [10.0.0.0/24], ports: [1]}", "client>web tcp/80", no),
 		in("HTTP has no effect here", "protocol: TCP, http: {methods: [GET]}", "client>web tcp/80", yes),
-		in("a service has no members here", "source: {services: {name: dns, namespace: kube-system}}", "client>web tcp/80", no),
 	}
 }
 

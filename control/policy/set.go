@@ -14,9 +14,10 @@ import (
 // since several endpoints may have one address, and hides members that lie
 // within others: what is reported never overlaps.
 type set struct {
-	def  filter.Set
-	sel  *selected // who its members come from; nil: from nowhere, or fed by hand
-	refs int       // policies in force that use it
+	def     filter.Set
+	sel     *selected   // who its members come from; nil: from a Service, from nowhere, or fed by hand
+	service serviceName // likewise; empty: from none
+	refs    int         // policies in force that use it
 
 	names    []string // of ports, for those sets
 	protocol uint8    // of those ports

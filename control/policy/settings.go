@@ -428,12 +428,13 @@ func (s *settings) vxlanInUse() []uint16 {
 	return slices.Sorted(maps.Keys(numbers))
 }
 
-// Numbers of the protocols between hosts (IANA, Assigned Internet Protocol
-// Numbers): IPv4 and IPv6 in either, BGP, VXLAN.
+// Numbers of the protocols between hosts, and of the ports of Services (IANA, Assigned Internet Protocol
+// Numbers): IPv4 and IPv6 in either, BGP, VXLAN; SCTP.
 const (
 	protoIPIP = 4
 	protoTCP  = 6
 	protoUDP  = 17
+	protoSCTP = 132
 	protoIPv6 = 41
 )
 

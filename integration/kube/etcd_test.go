@@ -6,8 +6,10 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/integration/await"
@@ -109,6 +111,35 @@ func TestEtcd(t *testing.T) {
 		apply()
 		c.reach("the policy is back", "node3/client", "node2/web", true)
 	}
+
+	// A rule that names a Service denies by its endpoints, and everybody while nobody knows them.
+	denies := func(name, service string) store.Object {
+		t.Helper()
+		p := v3.NewNetworkPolicy()
+		p.Name, p.Namespace, p.Spec.Selector = name, "default", "app == '"+name+"'"
+		p.Spec.Ingress = []v3.Rule{{Action: v3.Deny, Source: v3.EntityRule{Services: &v3.ServiceMatch{Name: service}}}, {Action: v3.Allow}}
+		o, err := store.Create(t.Context(), s, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	denies("other", "probed")
+	c.reach("an endpoint of the Service", "node2/web", "node1/other", true)
+	c.reach("who is none", "node3/client", "node1/other", false)
+	unknown := denies("client", "unheard")
+	c.reach("a Service that nobody brought", "node1/other", "node3/client", true)
+	await.Until(t, "it is said of the policy", func() error {
+		r, err := c.Exec(t.Context(), "node3", filepath.Join(abs(t, binDir(t)), "routerctl"), "--socket", lab.Socket(c.Name(), "node3"), "policy", "show")
+		if want := "the endpoints of Service default/unheard are not known: the datastore has no EndpointSlice of it"; err != nil || !strings.Contains(r.Stdout, want) {
+			return fmt.Errorf("%w: %s%s", err, r.Stdout, r.Stderr)
+		}
+		return nil
+	})
+	if err := store.Delete(t.Context(), s, unknown.Key, unknown.Revision); err != nil {
+		t.Fatal(err)
+	}
+	c.reach("without that policy", "node1/other", "node3/client", false)
 
 	gone := store.New(store.KindNode).(*store.Node)
 	gone.Name, gone.Spec.OrchRefs = "gone", []store.OrchRef{{NodeName: "gone", Orchestrator: "k8s"}}

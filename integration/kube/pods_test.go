@@ -97,9 +97,11 @@ func TestDaemons(t *testing.T) {
 		})
 	}
 	var all []string
+	addrs := make(map[string]string)
 	for _, where := range []string{"node1/a", "node1/b", "node2/c", "node3/d"} {
 		p := c.run(where)
 		all = append(all, where)
+		addrs[p.Name] = p.Addrs[0].String()
 		await.Until(t, "the API has the pod's address", func() error {
 			a := c.pod(p.Name).Metadata.Annotations
 			if got, want := a["cni.projectcalico.org/podIPs"], p.Addrs[0].String()+"/32"; got != want {
@@ -126,9 +128,23 @@ func TestDaemons(t *testing.T) {
 	}
 	defer s.Close()
 	const policy = "/apis/projectcalico.org/v3/namespaces/default/networkpolicies"
-	create(t, policy, `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"d"},"spec":{"selector":"app == 'd'","ingress":[{"action":"Allow","source":{"selector":"app == 'a'"}}]}}`)
+	create(t, policy, `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"d"},"spec":{"selector":"app == 'd'","ingress":[{"action":"Allow","source":{"selector":"app == 'a'"}},{"action":"Allow","source":{"services":{"name":"clients"}}}]}}`)
 	c.reach("a denied pod", "node2/c", "node3/d", true)
 	c.reach("an allowed pod", "node1/a", "node3/d", false)
+
+	// Rules that name a Service follow its endpoints, whatever these are ready for.
+	create(t, policy, `{"apiVersion":"projectcalico.org/v3","kind":"NetworkPolicy","metadata":{"name":"c"},"spec":{"selector":"app == 'c'","ingress":[{"action":"Deny","source":{"services":{"name":"clients","namespace":"default"}}},{"action":"Allow"}]}}`)
+	create(t, slicesPath, `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"clients-1","labels":{"kubernetes.io/service-name":"clients"}},"addressType":"IPv4","endpoints":[{"addresses":["`+addrs["c"]+`"],"conditions":{"ready":false}}]}`)
+	c.reach("an endpoint of the Service", "node2/c", "node3/d", false)
+	c.reach("who is none", "node1/b", "node3/d", true)
+	c.reach("who is none, where endpoints are denied", "node1/b", "node2/c", false)
+	if _, err := server.Do(t.Context(), http.MethodPatch, slicesPath+"/clients-1", "application/merge-patch+json", []byte(`{"endpoints":[{"addresses":["`+addrs["b"]+`"]}]}`)); err != nil {
+		t.Fatal(err)
+	}
+	c.reach("who is none any more", "node2/c", "node3/d", true)
+	c.reach("a new endpoint", "node1/b", "node3/d", false)
+	c.reach("a new endpoint, where they are denied", "node1/b", "node2/c", true)
+	c.reach("who is none, where they are denied", "node1/a", "node2/c", false)
 
 	// The API goes away: the daemon is started anew, pods go and come.
 	heal := c.forwards["node3"].Cut()
@@ -147,6 +163,7 @@ func TestDaemons(t *testing.T) {
 	})
 	c.reach("a denied pod, the API away", "node2/c", "node3/d", true)
 	c.reach("an allowed pod, the API away", "node1/a", "node3/d", false)
+	c.reach("an endpoint of an allowed Service, the API away", "node1/b", "node3/d", false)
 	if err := c.DetachPod(t.Context(), "node3/d"); err != nil {
 		t.Fatal(err)
 	}

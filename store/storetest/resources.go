@@ -53,6 +53,7 @@ func Resources() []Resource {
 		{"untracked and before NAT", store.KindGlobalNetworkPolicy, "x", `{"doNotTrack":true,"preDNAT":true,"applyOnForward":true}`, []string{"spec.preDNAT"}},
 		{"untracked without forwarding", store.KindGlobalNetworkPolicy, "x", `{"doNotTrack":true}`, []string{"spec.applyOnForward"}},
 		{"egress before NAT", store.KindGlobalNetworkPolicy, "x", `{"preDNAT":true,"applyOnForward":true,"types":["Ingress","Egress"]}`, []string{"spec.egress"}},
+		{"service of no namespace, in a profile", store.KindProfile, "x", `{"ingress":[{"action":"Allow","source":{"services":{"name":"dns"}}}]}`, []string{"spec.ingress[0].source.services.namespace"}},
 		{"service of no namespace", store.KindGlobalNetworkPolicy, "x", `{"egress":[{"action":"Allow","destination":{"services":{"name":"dns"}}}]}`, []string{"spec.egress[0].destination.services.namespace"}},
 		{"staged action", store.KindStagedGlobalNetworkPolicy, "x", `{"stagedAction":"Later"}`, []string{"spec.stagedAction"}},
 		{"staged Kubernetes policy", store.KindStagedKubernetesNetworkPolicy, "x", `{"podSelector":{},"policyTypes":["Ingress","Both"]}`, []string{"spec.policyTypes[1]"}},

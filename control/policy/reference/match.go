@@ -139,7 +139,63 @@ func (q *question) matches(r *v3.Rule, namespace string) bool {
 	if f := r.NotICMP; f != nil && f.Type != nil && q.icmp(f) {
 		return false
 	}
-	return q.side(&r.Source, namespace, q.p.Src, q.p.SrcPort, r.Protocol) && q.side(&r.Destination, namespace, q.p.Dst, q.p.DstPort, r.Protocol)
+	return q.side(&r.Source, namespace, q.p.Src, q.p.SrcPort, r.Protocol) && q.side(&r.Destination, namespace, q.p.Dst, q.p.DstPort, r.Protocol) &&
+		q.behind(r.Source.Services, namespace, q.p.Src, false) && q.behind(r.Destination.Services, namespace, q.p.Dst, true)
+}
+
+// closed returns what a rule stands for where it is not known who the endpoints of a Service are that
+// it names: one that allows for nothing, one that denies or passes on for a denial without the Service.
+func (q *question) closed(r v3.Rule, namespace string) *v3.Rule {
+	from, to := q.isUnknown(r.Source.Services, namespace), q.isUnknown(r.Destination.Services, namespace)
+	if !from && !to {
+		return &r
+	}
+	if r.Action == v3.Allow || r.Action == v3.Log {
+		return nil
+	}
+	r.Action = v3.Deny
+	if from {
+		r.Source.Services = nil
+	}
+	if to {
+		r.Destination.Services = nil
+	}
+	return &r
+}
+
+// slicesOf returns the EndpointSlices of a Service.
+func (q *question) slicesOf(s *v3.ServiceMatch, namespace string) (list []*store.EndpointSlice) {
+	if s.Namespace != "" {
+		namespace = s.Namespace
+	}
+	for _, o := range q.w.Objects {
+		if e, ok := o.Value.(*store.EndpointSlice); ok && o.Key.Namespace == namespace && e.Service == s.Name {
+			list = append(list, e)
+		}
+	}
+	return list
+}
+
+func (q *question) isUnknown(s *v3.ServiceMatch, namespace string) bool {
+	if s == nil {
+		return false
+	}
+	list := q.slicesOf(s, namespace)
+	return q.w.NoSlices || q.w.Brought && len(list) == 0 ||
+		slices.ContainsFunc(list, func(e *store.EndpointSlice) bool { return e.Endpoints == nil })
+}
+
+// behind reports whether an address is that of an endpoint of a Service, with the packet's destination
+// port where ports count; s is nil: of any.
+func (q *question) behind(s *v3.ServiceMatch, namespace string, a netip.Addr, ports bool) bool {
+	if s == nil {
+		return true
+	}
+	return slices.ContainsFunc(q.slicesOf(s, namespace), func(e *store.EndpointSlice) bool {
+		return slices.Contains(e.Endpoints.Addrs, a) && (!ports || slices.ContainsFunc(e.Endpoints.Ports, func(p store.SlicePort) bool {
+			return p.Port == q.p.DstPort && number(numorstring.ProtocolFromString(p.Protocol)) == q.p.Protocol
+		}))
+	})
 }
 
 func (q *question) icmp(f *v3.ICMPFields) bool {
@@ -155,9 +211,6 @@ func number(p numorstring.Protocol) uint8 {
 
 // side reports whether one end of the packet is as a rule wants it.
 func (q *question) side(e *v3.EntityRule, namespace string, a netip.Addr, port uint16, protocol *numorstring.Protocol) bool {
-	if e.Services != nil {
-		return false // the store does not say what is behind a service
-	}
 	if !inNets(e.Nets, a) {
 		return false
 	}

@@ -26,6 +26,9 @@ type World struct {
 	Objects    []store.Object
 	Interfaces map[string][]netip.Addr // addresses of the host's own interfaces
 	HostPorts  []filter.Tunnel         // what hosts of the cluster send each other besides tunnels' packets
+
+	NoSlices bool // nothing is told of EndpointSlices
+	Brought  bool // of a Service without one it is not known who its endpoints are
 }
 
 // Judge says what becomes of the first packet of a flow, with the steps that
@@ -340,11 +343,12 @@ func (q *question) path(e endpoint, h filter.Hook, d filter.Direction) filter.Ac
 // log.
 func (q *question) rules(id filter.PolicyID, rules []v3.Rule, namespace string, at filter.Step) (filter.Action, bool) {
 	for i := range rules {
-		if !q.matches(&rules[i], namespace) {
+		rule := q.closed(rules[i], namespace)
+		if rule == nil || !q.matches(rule, namespace) {
 			continue
 		}
 		at.Policy, at.Rule, at.Reason = id, i, filter.ByRule
-		at.Action = map[v3.Action]filter.Action{v3.Allow: filter.Allow, v3.Deny: filter.Deny, v3.Pass: filter.Pass, v3.Log: filter.Log}[rules[i].Action]
+		at.Action = map[v3.Action]filter.Action{v3.Allow: filter.Allow, v3.Deny: filter.Deny, v3.Pass: filter.Pass, v3.Log: filter.Log}[rule.Action]
 		if q.add(at) != filter.Log {
 			return at.Action, true
 		}
