@@ -187,10 +187,6 @@ func (c *Cluster) writeImages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var routerd []ImageFile
-	for _, p := range []string{"routerd", "routerctl", "routerd-cni"} {
-		routerd = append(routerd, ImageFile{Path: "usr/local/bin/" + p, Source: filepath.Join(c.conf.Bin, p)})
-	}
 	agnhost, err := agnhostFiles(ctx, filepath.Join(c.conf.KubeBin, "agnhost"), busybox)
 	if err != nil {
 		return err
@@ -200,8 +196,7 @@ func (c *Cluster) writeImages(ctx context.Context) error {
 	}
 	images := []Image{
 		{Name: pauseImage, Layers: [][]ImageFile{{{Path: "bin/busybox", Source: busybox}}}, Entrypoint: []string{"/bin/busybox", "sleep", "2147483647"}},
-		// As configs/image/Containerfile has it.
-		{Name: routerdImage, Layers: [][]ImageFile{routerd}, Entrypoint: []string{"routerd"}, Cmd: []string{"run"}, Env: []string{"PATH=/usr/local/bin"}},
+		c.routerdImage(routerdImage, filepath.Join(c.conf.Bin, "routerd")),
 		testImage(AgnhostImage, agnhost),
 		{Name: AnswerImage, Layers: [][]ImageFile{{{Path: "answer", Source: filepath.Join(c.conf.Bin, "answer")}}}, Entrypoint: []string{"/answer"}},
 	}
@@ -216,6 +211,33 @@ func (c *Cluster) writeImages(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(WriteImages(f, images), f.Close())
+}
+
+// routerdImage is routerd's as configs/image/Containerfile has it, with a program of the daemon.
+func (c *Cluster) routerdImage(name, daemon string) Image {
+	files := []ImageFile{{Path: "usr/local/bin/routerd", Source: daemon}}
+	for _, p := range []string{"routerctl", "routerd-cni"} {
+		files = append(files, ImageFile{Path: "usr/local/bin/" + p, Source: filepath.Join(c.conf.Bin, p)})
+	}
+	return Image{Name: name, Layers: [][]ImageFile{files}, Entrypoint: []string{"routerd"}, Cmd: []string{"run"}, Env: []string{"PATH=/usr/local/bin"}}
+}
+
+// AddRouterd puts an image of routerd with another program of the daemon on all nodes.
+func (c *Cluster) AddRouterd(ctx context.Context, name, daemon string) error {
+	archive := filepath.Join(c.dir, "added.tar")
+	f, err := os.Create(archive)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(WriteImages(f, []Image{c.routerdImage(name, daemon)}), f.Close()); err != nil {
+		return err
+	}
+	for _, n := range c.Nodes {
+		if err := n.importImages(ctx, archive); err != nil {
+			return err
+		}
+	}
+	return os.Remove(archive)
 }
 
 // images is the archive of the images.

@@ -1,0 +1,176 @@
+package cluster_test
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/kube"
+	"github.com/routerd/routerd/integration/kube/cluster"
+)
+
+// upgraded has a pod on each node that answers requests, and one that sends them, which
+// a policy allows to.
+const upgraded = `
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: upgraded}
+spec:
+  selector: {matchLabels: {app: upgraded}}
+  template:
+    metadata: {labels: {app: upgraded}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: c
+        image: ` + cluster.AnswerImage + `
+        args: [-udp=1081] # where no request comes from: pods ask, too
+        readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: upgraded}
+spec:
+  podSelector: {matchLabels: {app: upgraded}}
+  policyTypes: [Ingress]
+  ingress: [{from: [{podSelector: {matchLabels: {app: upgraded}}}], ports: [{port: 1081, protocol: UDP}]}]
+`
+
+// inProcess returns what runs a function in the network namespace of a process.
+func inProcess(pid int) func(func() error) error {
+	return func(do func() error) error {
+		done := make(chan error, 1)
+		go func() {
+			runtime.LockOSThread() // and it ends with the goroutine, in that namespace
+			done <- func() error {
+				fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				defer unix.Close(fd) //nolint:errcheck // it was only read
+				if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+					return err
+				}
+				return do()
+			}()
+		}()
+		return <-done
+	}
+}
+
+// whole says of requests of daemons how often a watch that tells all there is of a resource was
+// asked for since an earlier time, and how often at most.
+func whole(all, before map[kube.Asked]int) (most int, out []string) {
+	for a, n := range all {
+		if n -= before[a]; n > 0 && a.Whole && a.Verb == "watch" && a.Code == http.StatusOK {
+			out = append(out, fmt.Sprintf("%s.%s %d", a.Resource, a.Group, n))
+			most = max(most, n)
+		}
+	}
+	slices.Sort(out)
+	return most, out
+}
+
+// TestUpgrade: the daemons are replaced one after the other by those of another version,
+// by those of the version before, and by the same, while pods send each other requests in
+// and between racks. None is lost, and daemons go on from
+// the state that those of the other version have left.
+func TestUpgrade(t *testing.T) {
+	c := world.Up(t)
+	const name, image = "v9.9.9", "docker.io/library/routerd:next"
+	next := filepath.Join(t.TempDir(), "routerd")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w -X main.version="+name, "-o", next, "../../../cmd/routerd").CombinedOutput(); err != nil {
+		t.Fatalf("build another version: %v\n%s", err, out)
+	}
+	if err := c.AddRouterd(t.Context(), image, next); err != nil {
+		t.Fatal(err)
+	}
+	before := asked(t, c)
+	create(t, c, upgraded)
+	kubectl(t, c, "rollout", "status", "daemonset/upgraded", "--timeout=90s")
+	addrs := strings.Fields(kubectl(t, c, "get", "pods", "-l", "app=upgraded", "--sort-by=.spec.nodeName", "-o", "jsonpath={.items[*].status.podIP}"))
+	if len(addrs) != len(c.Nodes) {
+		t.Fatalf("addresses of pods: %q", addrs)
+	}
+	// Each pod asks the next: one in its rack, or one in another.
+	var requests []*kube.Requests
+	for _, pid := range processes(t, "/answer", "") {
+		in, own := inProcess(pid), -1
+		err := in(func() error {
+			all, err := net.InterfaceAddrs()
+			own = slices.IndexFunc(addrs, func(addr string) bool {
+				return slices.ContainsFunc(all, func(a net.Addr) bool { return strings.HasPrefix(a.String(), addr+"/") })
+			})
+			return err
+		})
+		if err != nil || own < 0 {
+			t.Fatalf("process %d is in none of the pods %q, %v", pid, addrs, err)
+		}
+		requests = append(requests, kube.StartRequests(t.Context(), kube.RequestsConfig{
+			To: netip.AddrPortFrom(netip.MustParseAddr(addrs[(own+1)%len(addrs)]), 1081), Rate: 100, In: in,
+			Ask:  func(uint64) []byte { return []byte("?") },
+			Read: func(uint64, []byte) (string, error) { return "pod", nil },
+		}))
+	}
+	if len(requests) != len(addrs) {
+		t.Fatalf("%d pods ask, want %d", len(requests), len(addrs))
+	}
+	answering := func(what string, more int) {
+		t.Helper()
+		await.Until(t, what, func() error {
+			for i, r := range requests {
+				if n := r.Answered("pod"); n < more {
+					return fmt.Errorf("of pod %d %d requests were answered", i, n)
+				}
+			}
+			return nil
+		})
+	}
+	answering("at first", 20)
+	var first map[kube.Asked]int
+	for i, step := range []struct {
+		what    string
+		args    []string
+		version string
+	}{
+		{"upgrade", []string{"set", "image", "daemonset/routerd", "routerd=" + image}, name},
+		{"rollback", []string{"rollout", "undo", "daemonset/routerd"}, ""},
+		{"restart", []string{"rollout", "restart", "daemonset/routerd"}, ""},
+	} {
+		kubectl(t, c, append([]string{"-n", "kube-system"}, step.args...)...)
+		kubectl(t, c, "-n", "kube-system", "rollout", "status", "daemonset/routerd", "--timeout=180s")
+		if got := kubectl(t, c, "-n", "kube-system", "exec", "daemonset/routerd", "--", "routerd", "--version"); strings.Contains(got, name) != (step.version != "") {
+			t.Errorf("%s: the daemon is of version %s", step.what, got)
+		}
+		if i == 0 {
+			// Watches are in the log when they have ended: so far those of the daemons from before.
+			first = asked(t, c)
+		}
+	}
+	for _, r := range requests {
+		result, err := r.End()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if t.Log(result); len(result.Lost) > 0 {
+			t.Errorf("lost: %q", result.Lost[:min(len(result.Lost), 20)])
+		}
+	}
+	// These are the upgrade's and the rollback's, which have ended: two of each node, were
+	// the state of another version of no use. That one daemon is told anew has been seen.
+	most, anew := whole(asked(t, c), first)
+	if t.Logf("told anew: %q", anew); most >= len(c.Nodes) {
+		t.Errorf("daemons of %d nodes were told %d times anew: %q", len(c.Nodes), most, anew)
+	}
+	refusedSince(t, c, before)
+}
