@@ -37,6 +37,7 @@ func TestStage(t *testing.T) {
 		comes   string   // a file that is one of them when it comes
 		goes    string
 		recipes []string
+		module  string // whose version in go.mod is an input; empty: none's is
 	}{
 		{
 			stage: "package",
@@ -52,11 +53,13 @@ func TestStage(t *testing.T) {
 			stage: "kubernetes",
 			inputs: []string{
 				"Makefile", ".ci/coredns/go.mod", ".ci/kubernetes.mod", ".ci/network-policy-api.mod", "cni/conflist.go", "configs/image/Containerfile", "configs/kubernetes/base/admission.yaml",
-				"control/kubesync/kubesync.go", "control/nodenetwork/nodenetwork.go", "control/policyevents/policyevents.go",
-				"integration/kube/store_test.go", "integration/kube/suites/e2e_test.go", "store/kube/convert/netpol.go", "store/kube/watch.go",
+				"control/collect/cluster.go", "control/kubecontrollers/keeper.go", "control/kubesync/kubesync.go", "control/netpolicy/netpolicy.go", "control/nodenetwork/nodenetwork.go",
+				"control/nodestatus/reporter.go", "control/policyevents/policyevents.go", "control/service/service.go", "go.mod",
+				"integration/kube/store_test.go", "integration/kube/suites/e2e_test.go", "integration/ownership/history.go", "store/kube/convert/netpol.go", "store/kube/watch.go",
 			},
 			changes: "store/kube/watch.go", comes: "configs/kubernetes/base/another.yaml", goes: "control/kubesync/decide.go",
 			recipes: []string{"test-kubernetes", "kube-tools", "kube-suites"},
+			module:  "\tk8s.io/api v",
 		},
 	} {
 		t.Run(tt.stage, func(t *testing.T) {
@@ -110,6 +113,12 @@ func TestStage(t *testing.T) {
 			}
 			with(tt.changes, read(t, tt.changes)+"#\n")
 			with(tt.comes, "#\n")
+			if tt.module != "" {
+				mod := read(t, "go.mod")
+				with("go.mod", strings.Replace(mod, tt.module, tt.module+"9", 1))
+				write(t, filepath.Join(tree, "go.mod"), mod+"\nrequire example.org/another v1.0.0\n")
+				changed("with another module")
+			}
 			makefile := read(t, "Makefile")
 			for _, recipe := range tt.recipes {
 				at := strings.Index(makefile, "\n"+recipe+": ")
