@@ -69,7 +69,8 @@ type Config struct {
 }
 
 const (
-	dialTimeout = 3 * time.Second // of one address: another may answer
+	dialTimeout  = 3 * time.Second // of one address: another may answer
+	greetTimeout = 6 * time.Second // of TLS on that
 	// A connection that says nothing is asked for a sign of life after the first,
 	// and given up after the second: the host of an API server may vanish without
 	// a word.

@@ -3,6 +3,7 @@ package kube
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"errors"
@@ -212,14 +213,22 @@ func (c Config) identity(d *dialer) (*identity, string, error) {
 	if err != nil {
 		return nil, "", fmt.Errorf("%s: %w", strings.Join(id.files, ", "), err)
 	}
+	if trust == nil {
+		trust = &tls.Config{}
+	}
 	http2 := new(http.Protocols)
 	http2.SetHTTP1(true)
 	http2.SetHTTP2(true)
 	id.pool = &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         d.dial,
-		TLSClientConfig:     trust,
-		TLSHandshakeTimeout: 2 * dialTimeout,
+		Proxy: http.ProxyFromEnvironment,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return d.dial(ctx, network, addr, nil)
+		},
+		DialTLSContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return d.dialTLS(ctx, network, addr, trust)
+		},
+		TLSClientConfig:     trust, // of a connection through a proxy
+		TLSHandshakeTimeout: greetTimeout,
 		Protocols:           http2,
 		HTTP2:               &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
 		MaxIdleConnsPerHost: 16,

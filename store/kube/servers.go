@@ -3,6 +3,7 @@ package kube
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -53,7 +54,9 @@ func (d *dialer) candidates(addr string) []string {
 	return out
 }
 
-func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+// dial connects. What greet makes of a connection has to come about too before the server
+// counts as one that answers: the kernel of a host takes connections for a server that hangs.
+func (d *dialer) dial(ctx context.Context, network, addr string, greet func(context.Context, net.Conn) (net.Conn, error)) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {
@@ -64,12 +67,11 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 	candidates := d.candidates(addr)
 	results := make(chan result, len(candidates))
 	try := func(a string) {
-		bound, stop := context.WithTimeout(ctx, dialTimeout)
-		defer stop()
-		conn, err := d.DialContext(bound, network, a)
+		conn, err := d.try(ctx, network, a, greet)
 		results <- result{a, conn, err}
 	}
 	var errs []error
+	var configured error // of the one that is configured, which comes first
 	var won result
 	started, ended := 0, 0
 	for {
@@ -83,6 +85,9 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 			ended++
 			if r.err != nil {
 				errs = append(errs, r.err)
+				if r.addr == addr {
+					configured = r.err
+				}
 				break
 			}
 			if won.conn == nil {
@@ -101,14 +106,41 @@ func (d *dialer) dial(ctx context.Context, network, addr string) (net.Conn, erro
 			d.mu.Unlock()
 			return won.conn, nil
 		case ended == len(candidates):
-			// What concerns the configured one comes first.
-			i := slices.IndexFunc(errs, func(err error) bool {
-				var op *net.OpError
-				return errors.As(err, &op) && op.Addr != nil && op.Addr.String() == addr
-			})
-			return nil, errs[max(i, 0)]
+			return nil, cmp.Or(configured, errs[0])
 		}
 	}
+}
+
+func (d *dialer) try(ctx context.Context, network, addr string, greet func(context.Context, net.Conn) (net.Conn, error)) (net.Conn, error) {
+	bound, stop := context.WithTimeout(ctx, dialTimeout)
+	defer stop()
+	conn, err := d.DialContext(bound, network, addr)
+	if err != nil || greet == nil {
+		return conn, err
+	}
+	bound, stop = context.WithTimeout(ctx, greetTimeout)
+	defer stop()
+	greeted, err := greet(bound, conn)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return greeted, nil
+}
+
+// dialTLS connects to a server that shows the certificate of the configured one.
+func (d *dialer) dialTLS(ctx context.Context, network, addr string, trust *tls.Config) (net.Conn, error) {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	c := trust.Clone()
+	c.ServerName = cmp.Or(c.ServerName, host)
+	c.NextProtos = []string{"h2", "http/1.1"}
+	return d.dial(ctx, network, addr, func(ctx context.Context, conn net.Conn) (net.Conn, error) {
+		t := tls.Client(conn, c)
+		return t, t.HandshakeContext(ctx)
+	})
 }
 
 // setKnown takes what the cluster has told, and reports whether it is news.
