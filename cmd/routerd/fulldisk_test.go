@@ -164,6 +164,9 @@ func TestFullDisk(t *testing.T) {
 		if c.GetOk() {
 			return errors.New("all is well")
 		}
+		if c := conditionOf(n, "Files"); c.GetOk() {
+			return errors.New("all is well with the other files")
+		}
 		return mentions(c.GetReason(), "disk is full")
 	}
 	// Workloads start as long as what was kept lasts.
@@ -207,8 +210,10 @@ func TestFullDisk(t *testing.T) {
 		return err
 	})
 	r.when("all is said to be well", func(n *apiv1.NodeResponse) error {
-		if c := conditionOf(n, "Journal"); !c.GetOk() {
-			return errors.New(c.GetReason())
+		for _, name := range []string{"Journal", "Files"} {
+			if c := conditionOf(n, name); !c.GetOk() {
+				return errors.New(c.GetReason())
+			}
 		}
 		return nil
 	})

@@ -35,6 +35,8 @@ func condition(name string) (k known, ok bool) {
 		return known{Critical, "policy is not enforced as the datastore has it", "routerctl policy show"}, true
 	case "Journal":
 		return known{Critical, "what workloads are promised cannot be written", "df -h /var/lib/routerd"}, true
+	case "Files":
+		return known{Warning, "the daemon cannot write its files", "df -h /var/lib/routerd /run/routerd"}, true
 	case "FelixRules":
 		return known{Critical, "rules of Calico's Felix are left", "routerd cleanup --calico"}, false
 	case "WorkloadAddresses":

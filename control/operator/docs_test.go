@@ -27,7 +27,7 @@ func TestTroubleshootingNamesEveryReason(t *testing.T) {
 	all := strings.Join(headings, "\n")
 	taken := &node.AddressTakenError{Address: netip.MustParseAddr("10.0.0.1"), Node: "…", Other: "…"}
 	for _, want := range []string{
-		"Live", "Registered", "DataplaneProgrammed", "Policy", "FelixRules", "Datastore", "Certificates", "WorkloadMTU", "BGP", "BGP peers", "Pool",
+		"Live", "Registered", "DataplaneProgrammed", "Policy", "FelixRules", "Datastore", "Certificates", "WorkloadMTU", "Files", "BGP", "BGP peers", "Pool",
 		bgp.ErrNotSynced.Error(), bgp.ErrNoNode.Error(), node.ErrNoAddress.Error(), view{}.registered().Error(),
 		view{node: node.Status{Registered: true}}.registered().Error(),
 		strings.Split(bgp.ErrNoAddress.Error(), ":")[0],

@@ -139,7 +139,7 @@ func (s *Server) reportOf(v view) health.Report {
 	r.Conditions = append(ready, s.checks.Note("Address", v.node.AddressErr), s.checks.Note("Datastore", s.cfg.DatastoreError()),
 		s.checks.Note("Certificates", s.cfg.CertificateError()),
 		s.checks.Note("BGP", v.bgp.Err), s.checks.Note("WorkloadMTU", s.cfg.MTUError(v.hosts)),
-		s.checks.Note("Policy", s.cfg.PolicyError()), s.checks.Note("Journal", s.cfg.JournalError()),
+		s.checks.Note("Policy", s.cfg.PolicyError()), s.checks.Note("Journal", s.cfg.JournalError()), s.checks.Note("Files", filesError(s.cfg.Dirs)),
 		s.checks.Note("FelixRules", foreign.FelixError(s.felix.Look(time.Now(), felix.Find, s.cfg.Log))),
 		s.checks.Note("WorkloadAddresses", s.fenced()),
 		s.checks.Note("TunnelAddresses", tunnelError(v.tunnels)),
