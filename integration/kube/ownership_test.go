@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -24,6 +25,8 @@ const ownershipTime = 10 * time.Second
 type faultyAPI struct {
 	config kubestore.Config
 	proxy  *kube.Proxy
+
+	made sync.Map // the names of Nodes
 }
 
 // ofIPAM is a datastore of which nothing is watched but what IPAM follows.
@@ -39,7 +42,8 @@ func (f *faultyAPI) Open() (store.Store, error) {
 }
 
 // MakeNode does what a kubelet does.
-func (*faultyAPI) MakeNode(ctx context.Context, _ store.Store, name string) error {
+func (f *faultyAPI) MakeNode(ctx context.Context, _ store.Store, name string) error {
+	f.made.Store(name, nil)
 	_, err := server.Do(ctx, http.MethodPost, nodesPath, "application/json", fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q}}`, name))
 	if err != nil && strings.Contains(err.Error(), "AlreadyExists") {
 		return nil
@@ -100,6 +104,13 @@ func TestOwnership(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := &faultyAPI{kubestore.Config{Kubeconfig: config, APIGroup: string(convert.V3)}, proxy}
+	api := &faultyAPI{config: kubestore.Config{Kubeconfig: config, APIGroup: string(convert.V3)}, proxy: proxy}
+	t.Cleanup(func() {
+		for name := range api.made.Range {
+			if err := api.DeleteNode(context.WithoutCancel(t.Context()), nil, name.(string)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	ownership.Run(t, ownership.Config{Datastore: api, Time: ownershipTime, Life: time.Second, MinHarmed: 20})
 }
