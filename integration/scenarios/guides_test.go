@@ -27,6 +27,7 @@ func byHand() map[string]string {
 		"guides/kubernetes.md: routerctl datastore lock":                          "wants Kubernetes: integration/kube TestMove",
 		"guides/kubernetes.md: export DATASTORE_TYPE=kubernetes KUBECONFIG":       "the same",
 		"guides/kubernetes.md: kubectl -n kube-system create":                     "wants Kubernetes: integration/kube TestFollowSecret",
+		"guides/kubernetes.md: ln -s routerctl":                                   "wants Kubernetes: integration/kube TestKubectlPlugin",
 		"guides/members.md: routerctl cluster remove":                             "wants a member that died: TestMembers",
 		"guides/members.md: routerctl cluster snapshot":                           "wants a daemon that is stopped: TestMembers",
 		"operations/backup.md: systemctl stop":                                    "the same",
