@@ -35,12 +35,13 @@ func (p *peers) apply(self string, s cluster.Step) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ch := range s.Changes {
-		if ch.Key.Kind == store.KindNode && ch.Key.Name == self && ch.Object.Revision > p.own {
-			p.own = ch.Object.Revision
-			close(p.moved)
-			p.moved = make(chan struct{})
-		}
-		if ch.Key.Kind != store.KindNode || ch.Key.Name == self || ch.Err != nil {
+		switch {
+		case ch.Key.Kind != store.KindNode:
+			continue
+		case ch.Key.Name == self:
+			p.shown(ch.Object.Revision)
+			continue
+		case ch.Err != nil:
 			continue
 		}
 		n, ok := ch.Value.(*cluster.Node)
@@ -54,6 +55,16 @@ func (p *peers) apply(self string, s cluster.Step) {
 		}
 		p.nodes[n.Name] = peer{n, since}
 	}
+}
+
+// shown takes note of a revision of this host's own Node. The lock is held.
+func (p *peers) shown(rev store.Revision) {
+	if rev <= p.own {
+		return
+	}
+	p.own = rev
+	close(p.moved)
+	p.moved = make(chan struct{})
 }
 
 // await returns when the watch has shown all Nodes up to a revision at which this host wrote
