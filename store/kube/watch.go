@@ -232,13 +232,15 @@ func (m *merger) state(p *part, rev store.Revision, items []backend.Item) {
 		m.withhold()
 	}
 	if m.complete {
-		if widens && !ended {
-			m.feed.Widen(rev, items, p.owns)
-		} else {
-			m.feed.ResetPart(rev, items, p.owns)
-		}
-		m.place(p)
-		m.ownOnly()
+		m.feed.Together(func() {
+			if widens && !ended {
+				m.feed.Widen(rev, items, p.owns)
+			} else {
+				m.feed.ResetPart(rev, items, p.owns)
+			}
+			m.place(p)
+			m.ownOnly()
+		})
 		return
 	}
 	p.items = make(map[store.Key]backend.Item, len(items))
@@ -265,12 +267,16 @@ func (m *merger) finish() {
 	}
 	slices.SortFunc(all, func(a, b backend.Item) int { return compare(a.Key.Path(), b.Key.Path()) })
 	m.complete, m.told = true, false
-	m.ownOnly()
-	m.feed.Reset(rev, all)
-	for _, p := range m.parts {
-		m.place(p)
-	}
-	m.feed.Place(clusterPlace, m.cluster)
+	// A batch of the state without its places would have a daemon that ends before the next
+	// one read all anew.
+	m.feed.Together(func() {
+		m.ownOnly()
+		m.feed.Reset(rev, all)
+		for _, p := range m.parts {
+			m.place(p)
+		}
+		m.feed.Place(clusterPlace, m.cluster)
+	})
 }
 
 // place tells how far a source is, after its changes. The lock is held.

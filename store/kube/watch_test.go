@@ -8,12 +8,15 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/internal/backend"
+	"github.com/routerd/routerd/store/kube/convert"
 )
 
 func watchPools(t *testing.T, s *script) <-chan store.Batch {
@@ -371,6 +374,35 @@ func TestResumes(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestStateWithPlaces: a state is told with how far each watch is, whoever waits for it: a daemon
+// that ends before the next batch goes on from there.
+func TestStateWithPlaces(t *testing.T) {
+	t.Parallel()
+	const parts = 64
+	for range 200 {
+		feed := backend.NewFeed([]store.Kind{store.KindIPPool})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		out := make(chan store.Batch)
+		running.Go(func() { feed.Run(ctx, out) })
+		m := &merger{feed: feed, cluster: 42}
+		for i := range parts {
+			m.parts = append(m.parts, &part{source: convert.Source{Kind: store.KindIPPool}, fields: fmt.Sprint("i=", i)})
+		}
+		running.Go(func() {
+			for _, p := range m.parts {
+				m.state(p, 7, nil)
+			}
+		})
+		b := <-out
+		cancel()
+		running.Wait()
+		if !b.Synced || len(b.Places) != parts+1 {
+			t.Fatalf("synced %v with %d places, want %d", b.Synced, len(b.Places), parts+1)
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ const maxEmptied = 1024
 type Feed struct {
 	wants map[store.Kind]bool
 
+	step    sync.Mutex // of what is reported together; taken before mu
 	mu      sync.Mutex
 	known   delivered // or pending
 	seed    maphash.Seed
@@ -67,6 +68,13 @@ func NewFeed(kinds []store.Kind) *Feed {
 
 // Wants reports whether the consumer asked for a kind.
 func (f *Feed) Wants(k store.Kind) bool { return f.wants[k] }
+
+// Together calls report, and what that reports comes in one batch.
+func (f *Feed) Together(report func()) {
+	f.step.Lock()
+	defer f.step.Unlock()
+	report()
+}
 
 // Item is one key of a complete state.
 type Item struct {
@@ -341,6 +349,8 @@ func (f *Feed) index() {
 // take returns the next batch and removes it. It reports false when there is
 // nothing to deliver; lazy then says that there is a bare revision.
 func (f *Feed) take(even bool) (b store.Batch, ok, lazy bool) {
+	f.step.Lock()
+	defer f.step.Unlock()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {

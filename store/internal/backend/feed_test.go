@@ -54,6 +54,25 @@ func ready(ch <-chan store.Batch) *store.Batch {
 	}
 }
 
+// TestFeedTogether: nothing of what is reported together is taken without the rest.
+func TestFeedTogether(t *testing.T) {
+	t.Parallel()
+	f := NewFeed([]store.Kind{store.KindIPAMHandle})
+	out := run(t, f)
+	f.Together(func() {
+		f.Reset(7, []Item{handleItem("a", 7)})
+		select {
+		case b := <-out:
+			t.Fatalf("half was taken: %+v", b)
+		case <-time.After(20 * time.Millisecond): // in vain: nothing else could tell that nobody takes it
+		}
+		f.Place("a watch", 7)
+	})
+	if b := <-out; !b.Synced || len(b.Events) != 1 || b.Places["a watch"] != 7 {
+		t.Errorf("told %+v", b)
+	}
+}
+
 func TestFeedTellsBareRevisionsLazily(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
