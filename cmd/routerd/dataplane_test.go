@@ -119,7 +119,12 @@ func (m *monitor) changes() []string {
 // kernel has it all.
 func (r *running) program() {
 	r.t.Helper()
-	s := r.store("")
+	r.programFrom(r.store(""))
+}
+
+// programFrom is program for a host of that datastore.
+func (r *running) programFrom(s store.Store) {
+	r.t.Helper()
 	r.addNode(s, "node2", "10.1.0.12/24", "192.168.200.1", "192.168.200.0/26")
 	r.addNode(s, "node3", "10.2.0.11/24", "192.168.201.1", "192.168.201.0/26")
 	if _, err := r.attach("pod"); err != nil {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -248,6 +250,60 @@ func TestOwnNodeDeleted(t *testing.T) {
 		t.Errorf("the kernel was touched:\n%s", strings.Join(got, "\n"))
 	}
 	r.ready()
+}
+
+// TestOwnNodeGarbage: a host whose Node others overwrote with what is none goes on as it is, and
+// registers anew, with the same tunnel address, while it runs and when it starts.
+func TestOwnNodeGarbage(t *testing.T) {
+	t.Parallel()
+	h := newHost(t, "10.1.0.11/24")
+	h.quietIPv6()
+	socket := filepath.Join(h.dir, "ext.sock")
+	startStore(t, t.TempDir(), socket)
+	h.usesStore(socket)
+	s := h.store(socket)
+	raw, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + socket}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { raw.Close() })
+	r := h.start()
+	n := r.ready()
+	r.programFrom(s)
+	key := store.ResourceKey(store.KindNode, "node1")
+	overwrite := func(with string) {
+		t.Helper()
+		if _, err := raw.Put(t.Context(), key.Path(), with); err != nil {
+			t.Fatal(err)
+		}
+	}
+	registered := func() {
+		t.Helper()
+		await.Until(t, "the Node is registered anew", func() error {
+			obj, err := s.Get(t.Context(), key)
+			if err != nil {
+				return err
+			}
+			if got := obj.Value.(*store.Node); got.Spec.BGP.IPv4Address != n.GetIpv4Address() || got.Spec.IPv4VXLANTunnelAddr != n.GetVxlanTunnelAddress() {
+				return fmt.Errorf("it is %+v", got.Spec)
+			}
+			return nil
+		})
+	}
+	m := h.monitor()
+	overwrite("{")
+	registered()
+	r.kill(syscall.SIGKILL)
+	overwrite(`{"spec":{"bgp":7}}`)
+	if _, err := s.Get(t.Context(), key); !errors.Is(err, store.ErrDecode) {
+		t.Fatalf("no garbage: %v", err)
+	}
+	r = h.start()
+	registered()
+	r.ready()
+	if got := m.changes(); len(got) > 0 {
+		t.Errorf("the kernel was touched:\n%s", strings.Join(got, "\n"))
+	}
 }
 
 // TestLockedDatastore: what calicoctl datastore migrate lock asks for is granted, and

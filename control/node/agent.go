@@ -187,6 +187,9 @@ func (a *Agent) HandleStore(s cluster.Step) {
 	a.revision = s.Revision
 	for _, ev := range s.Changes {
 		if ev.Err != nil {
+			if ev.Key == store.ResourceKey(store.KindNode, a.cfg.Name) {
+				a.self, changed = nil, true // nobody can go by it: this host registers anew
+			}
 			continue
 		}
 		switch ev.Key.Kind {
