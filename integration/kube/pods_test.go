@@ -147,6 +147,7 @@ func TestDaemons(t *testing.T) {
 	c.reach("who is none, where they are denied", "node1/a", "node2/c", false)
 
 	// The API goes away: the daemon is started anew, pods go and come.
+	uid := c.pod("d").Metadata.UID
 	heal := c.forwards["node3"].Cut()
 	if err := c.Kill(t.Context(), "node3", unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -164,6 +165,21 @@ func TestDaemons(t *testing.T) {
 	c.reach("a denied pod, the API away", "node2/c", "node3/d", true)
 	c.reach("an allowed pod, the API away", "node1/a", "node3/d", false)
 	c.reach("an endpoint of an allowed Service, the API away", "node1/b", "node3/d", false)
+
+	// The host boots meanwhile, and the runtime makes the pod anew.
+	if err := c.LosePower(t.Context(), "node3"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(t.Context(), "node3"); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the pod is attached, the API away", func() error {
+		_, err := c.AttachKubePod(t.Context(), "node3/d", "default", uid)
+		return err
+	})
+	c.reach("an allowed pod, after a boot", "node1/a", "node3/d", false)
+	c.reach("a denied pod, after a boot", "node2/c", "node3/d", true)
+	c.reach("an endpoint of an allowed Service, after a boot", "node1/b", "node3/d", false)
 	if err := c.DetachPod(t.Context(), "node3/d"); err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 const (
 	etcdPort    = 2379
 	networkName = "routerd-lab" // of the CNI network
+	configName  = "routerd.yaml"
 
 	// How long a daemon may take, on a busy or an emulated machine, until its
 	// host is ready and from SIGTERM to its end.
@@ -181,7 +182,7 @@ func (l *Lab) configure(n Node) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	path = filepath.Join(d, "routerd.yaml")
+	path = filepath.Join(d, configName)
 	if err := os.WriteFile(path, conf, 0o600); err != nil {
 		return "", fmt.Errorf("configure routerd on %s: %w", n.Name, err)
 	}
