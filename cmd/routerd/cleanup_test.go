@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -72,7 +73,7 @@ func (h *host) cleanupConfig() (conflist, protocols string) {
 		h.t.Fatal(err)
 	}
 	h.config["address"] = map[string]any{"ipv4": "interface=eth0"}
-	h.config["cni"] = map[string]any{"confDir": confDir}
+	h.config["cni"] = map[string]any{"confDir": confDir, "binDir": filepath.Join(h.dir, "cni-bin")}
 	return filepath.Join(confDir, cni.ConflistName), protocols
 }
 
@@ -114,7 +115,11 @@ func TestCleanup(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for path, content := range map[string]string{conflist: string(b), protocols: "# ours\n77\trouterd\n"} {
+	plugin, loopback := filepath.Join(c.CNI.BinDir, cni.PluginType), filepath.Join(c.CNI.BinDir, cni.LoopbackType)
+	if err := errors.Join(os.Mkdir(c.CNI.BinDir, 0o755), os.Symlink(cni.PluginType, loopback)); err != nil {
+		t.Fatal(err)
+	}
+	for path, content := range map[string]string{conflist: string(b), protocols: "# ours\n77\trouterd\n", plugin: "a plugin"} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +146,7 @@ func TestCleanup(t *testing.T) {
 		"would remove route 192.168.200.0/26 nhid ", "would remove nexthop id ", "would remove link vxlan.calico type vxlan ",
 		"would remove address ", "would remove link cali", "would remove nftables table inet routerd\n", "would remove file " + conflist + "\n",
 		"would remove file " + protocols + "\n", "would remove file " + filepath.Join(h.runDir(), "cni.sock") + "\n",
-		"would remove file " + cut + "\n",
+		"would remove file " + cut + "\n", "would remove file " + plugin + "\n", "would remove file " + loopback + "\n",
 	} {
 		if !strings.Contains(dry, want) {
 			t.Errorf("the dry run does not say %q:\n%s", want, dry)
@@ -158,7 +163,15 @@ func TestCleanup(t *testing.T) {
 		t.Errorf("without an answer it changes (-before +after):\n%s", diff)
 	}
 
-	code, out = cleanup("--yes")
+	// Workloads would have no network.
+	if code, out := cleanup("--yes"); code == 0 || !strings.Contains(out, "workloads are attached, which would have no network (cali") {
+		t.Errorf("with workloads: %d %s", code, out)
+	}
+	if diff := cmp.Diff(busy, h.everything()); diff != "" {
+		t.Errorf("it changes, with workloads (-before +after):\n%s", diff)
+	}
+
+	code, out = cleanup("--yes", "--force")
 	if code != 0 {
 		t.Errorf("cleanup: %d %s", code, out)
 	}
@@ -170,7 +183,7 @@ func TestCleanup(t *testing.T) {
 	if diff := cmp.Diff(before, h.everything()); diff != "" {
 		t.Errorf("the host is not as it was before routerd (-before +after):\n%s", diff)
 	}
-	for _, path := range []string{conflist, protocols, h.runDir()} {
+	for _, path := range []string{conflist, protocols, plugin, loopback, h.runDir()} {
 		if _, err := os.Stat(path); !os.IsNotExist(err) {
 			list, _ := os.ReadDir(path)
 			t.Errorf("%s: %v %v", path, err, list)
@@ -195,7 +208,11 @@ func TestCleanupLeavesChangedFiles(t *testing.T) {
 	t.Parallel()
 	h := newHost(t, "10.1.0.11/24")
 	conflist, protocols := h.cleanupConfig()
-	for path, content := range map[string]string{conflist: "{}", protocols: "77 routerd\n78 mine\n"} {
+	loopback := filepath.Join(h.dir, "cni-bin", cni.LoopbackType)
+	if err := os.Mkdir(filepath.Dir(loopback), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, content := range map[string]string{conflist: "{}", protocols: "77 routerd\n78 mine\n", loopback: "another's"} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -205,7 +222,7 @@ func TestCleanupLeavesChangedFiles(t *testing.T) {
 	if code != 0 || out != want {
 		t.Errorf("%d %s\nwant %s", code, out, want)
 	}
-	for _, path := range []string{conflist, protocols} {
+	for _, path := range []string{conflist, protocols, loopback} {
 		if _, err := os.Stat(path); err != nil {
 			t.Error(err)
 		}

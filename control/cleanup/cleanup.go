@@ -41,10 +41,15 @@ type Config struct {
 	Files, Patterns []string
 	// Written are files that others write too.
 	Written []File
+	// Workloads says that wires go whose workloads are still attached, and have no network then.
+	Workloads bool
 	// Node is this host's name in the datastore, which Datastore opens for a function; nil: it
 	// is this host's own, and stopped.
 	Node      func() (string, error)
 	Datastore func(context.Context, func(context.Context, store.Store) error) error
+	// Condition returns what routerd says of the network on this host's Node in Kubernetes, if it
+	// says something, and takes it away if told to; nil: there is no Kubernetes.
+	Condition func(ctx context.Context, node string, remove bool) (string, error)
 	Out       io.Writer
 }
 
@@ -59,6 +64,7 @@ type cleanup struct {
 	cfg    Config
 	kernel *kernel.Kernel
 	wire   *workload.Wire
+	wires  []string // devices on the host's side
 }
 
 // thing is something of routerd's on this host.
@@ -101,6 +107,9 @@ func Run(ctx context.Context, c Config, agreed func(n int) bool) error {
 		return nil
 	}
 	cl.list("to be removed:", things)
+	if n := len(cl.wires); n > 0 && !cl.cfg.Workloads {
+		return fmt.Errorf("nothing was removed: %d workloads are attached, which would have no network (%s): move them away first (kubectl drain), or say --force", n, strings.Join(cl.wires[:min(n, 5)], " "))
+	}
 	if !agreed(len(things)) {
 		return errors.New("nothing was removed")
 	}
@@ -144,6 +153,7 @@ func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
 	if err != nil {
 		return nil, err
 	}
+	cl.wires = wires
 	for _, name := range wires {
 		things = append(things, thing{"link " + name + " type veth", func(ctx context.Context) error { return cl.wire.RemoveMarked(ctx, name) }})
 	}
@@ -173,8 +183,12 @@ func (cl *cleanup) find(ctx context.Context) ([]thing, error) {
 	if err != nil {
 		return nil, err
 	}
+	said, err := cl.condition(ctx)
+	if err != nil {
+		return nil, err
+	}
 	files, err := cl.files()
-	return append(append(things, held...), files...), err
+	return slices.Concat(things, held, said, files), err
 }
 
 // describeLeftover shows an object as ip(8) does.
@@ -224,10 +238,24 @@ func (cl *cleanup) files() ([]thing, error) {
 			add(path)
 		}
 	}
-	if _, err := os.Stat(cl.cfg.StateDir); err == nil && cl.cfg.Purge {
-		things = append(things, thing{"directory " + cl.cfg.StateDir, func(context.Context) error { return os.RemoveAll(cl.cfg.StateDir) }})
+	if state, err := os.ReadDir(cl.cfg.StateDir); err == nil && len(state) > 0 && cl.cfg.Purge {
+		things = append(things, thing{"directory " + cl.cfg.StateDir, func(context.Context) error { return removeDir(cl.cfg.StateDir) }})
 	}
 	return things, nil
+}
+
+// removeDir removes a directory with all that is in it. One that is mounted, as in a container, stays
+// and is empty.
+func removeDir(dir string) error {
+	list, err := os.ReadDir(dir)
+	errs := []error{err}
+	for _, e := range list {
+		errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	if err := os.Remove(dir); !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EROFS) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // NamesOurProtocol reports whether a file of rt_protos.d says nothing but the
@@ -275,9 +303,35 @@ func (cl *cleanup) removeAll(ctx context.Context, things []thing) error {
 	return errors.Join(errs...)
 }
 
-// reserveWithin bounds the search for the datastore: cleanup goes on without
-// it.
+// reserveWithin bounds the search for the datastore, and for Kubernetes: cleanup goes on without
+// them.
 const reserveWithin = 5 * time.Second
+
+// condition lists what this host's Node in Kubernetes says of the network, which nobody else takes
+// back: it may keep pods away.
+func (cl *cleanup) condition(ctx context.Context) ([]thing, error) {
+	if cl.cfg.Condition == nil {
+		return nil, nil
+	}
+	node, err := cl.cfg.Node()
+	if err != nil {
+		return nil, err
+	}
+	look, cancel := context.WithTimeout(ctx, reserveWithin)
+	defer cancel()
+	what, err := cl.cfg.Condition(look, node, false)
+	if err != nil {
+		fmt.Fprintf(cl.cfg.Out, "left alone: what the Node %s says of the network, for Kubernetes cannot be asked (%v); run this again when it can\n", node, err)
+		return nil, nil
+	}
+	if what == "" {
+		return nil, nil
+	}
+	return []thing{{"condition " + what + " of the Node " + node, func(ctx context.Context) error {
+		_, err := cl.cfg.Condition(ctx, node, true)
+		return err
+	}}}, nil
+}
 
 // reserve lists the addresses that this host holds ready in the datastore. Where
 // that cannot be reached they stay, and it is said how they go.

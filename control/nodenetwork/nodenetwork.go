@@ -36,6 +36,11 @@ const (
 	reasonGone    = kube.DaemonGone
 )
 
+// Ours reports whether a daemon, or another one in its place, wrote what a Node says.
+func Ours(n kube.Network) bool {
+	return n.Reason == reasonUp || n.Reason == reasonUnready || n.Reason == reasonGone
+}
+
 // API is what is asked of Kubernetes. [kube.Store] has it.
 type API interface {
 	SetNetwork(ctx context.Context, node string, n kube.Network) error

@@ -88,6 +88,16 @@ func (s *Store) SetNetwork(ctx context.Context, node string, n Network) error {
 	return nil
 }
 
+// ForgetNetwork has a Node say nothing of its network any more. Kubernetes takes the taint away
+// then, if there was one.
+func (s *Store) ForgetNetwork(ctx context.Context, node string) error {
+	patch := []byte(`{"status":{"conditions":[{"type":"` + networkUnavailable + `","$patch":"delete"}]}}`)
+	if _, err := s.patchStatus(ctx, false, nodePath(node), strategicPatchType, patch); err != nil {
+		return fmt.Errorf("take the condition %s from Node %s: %w", networkUnavailable, node, s.explain(ctx, err))
+	}
+	return nil
+}
+
 // DaemonPods reports, for each node that has a pod of routerd's DaemonSet, whether
 // it is ready.
 func (s *Store) DaemonPods(ctx context.Context) (map[string]bool, error) {
