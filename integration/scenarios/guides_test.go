@@ -24,6 +24,7 @@ func byHand() map[string]string {
 		"guides/getting-started.md: routerd join":                                 "the lab's hosts have joined by it",
 		"guides/getting-started.md: etcd":                                         "another program, which does not end",
 		"guides/kubernetes.md: make image":                                        "wants Kubernetes: integration/kube/cluster",
+		"guides/kubernetes.md: kubectl drain":                                     "wants Kubernetes: integration/kube/cluster TestCleanup",
 		"guides/kubernetes.md: routerctl datastore lock":                          "wants Kubernetes: integration/kube TestMove",
 		"guides/kubernetes.md: export DATASTORE_TYPE=kubernetes KUBECONFIG":       "the same",
 		"guides/kubernetes.md: kubectl -n kube-system create":                     "wants Kubernetes: integration/kube TestFollowSecret",
