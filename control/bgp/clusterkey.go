@@ -142,8 +142,16 @@ func (b *ClusterKey) read(ctx context.Context) error {
 		b.c.Publish(k.KeyIDs())
 		return nil
 	}
+	// Others expect what is published, also of a host that has lost power since: the disk has
+	// each key before, and none is gone from there before that is published.
+	if k != nil {
+		err = b.keep(k)
+	}
 	b.c.Log.Info("bgp sessions between nodes", "key", b.useKey(k).String())
-	if err := b.keep(k); err != nil {
+	if k == nil {
+		err = b.keep(nil)
+	}
+	if err != nil {
 		b.c.Log.Warn("a restart without the datastore will have no sessions with other nodes", "error", err)
 	}
 	return nil

@@ -176,6 +176,39 @@ func TestFollowClusterKey(t *testing.T) {
 	}
 }
 
+// TestKeyKeptBeforePublished: by what a host publishes the others expect its sessions, also when
+// it loses power then and starts while the datastore is away. So the disk has each key before.
+func TestKeyKeptBeforePublished(t *testing.T) {
+	t.Parallel()
+	s := memory.New()
+	defer s.Close()
+	if err := store.Bootstrap(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	h := newKeyHost(t, s, filepath.Join(t.TempDir(), "bgp.key"))
+	publish := h.c.Publish
+	h.c.Publish = func(ids []string) {
+		k, err := readBGPKey(h.c.File)
+		if err != nil || len(ids) > 0 && !slices.Equal(k.KeyIDs(), ids) {
+			t.Errorf("published %q, and the disk has %q, %v", ids, k.KeyIDs(), err)
+		}
+		publish(ids)
+	}
+	h.Made()
+	h.start()
+	began, err := store.BGPKey(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.until("signed with key "+began.KeyIDs()[0], began.KeyIDs()...)
+	both, err := store.RotateBGPKey(t.Context(), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Changed()
+	h.until("signed with key "+both.KeyIDs()[0]+", or", both.KeyIDs()...)
+}
+
 // TestWithoutClusterKey: a host without BGP, or whose kernel cannot sign, says that it has no key,
 // whatever an earlier run published, and keeps none.
 func TestWithoutClusterKey(t *testing.T) {

@@ -40,17 +40,26 @@ func NewKeyring(s *store.Secret) Keyring {
 }
 
 // passwords returns what to sign a session with, given what this node and the peer have
-// published of their keys, and what the peer may have instead while a key is replaced.
-func (k *Keyring) passwords(self, peer []string) (use Password, others []Password) {
+// published of their keys, and what the peer may have instead while a key is replaced. If that
+// is from the disk, which lacks what was published last before a loss of power, the peer may
+// expect keys that the disk does not say it should; it is not offered less than the disk says.
+func (k *Keyring) passwords(self, peer []string, fromDisk bool) (use Password, others []Password) {
 	if k.keys[0].id == "" {
 		return Password{}, nil
+	}
+	open := k.open
+	if fromDisk && (len(self) == 0 || len(peer) == 0) {
+		open = true
+		if len(self) == 0 {
+			self = k.ids() // a host publishes what it has
+		}
 	}
 	var all []Password // those that both have, then those that the peer may have by now
 	unsigned := len(self) == 0 || len(peer) == 0
 	if unsigned {
 		all = append(all, Password{})
 	}
-	if !unsigned || k.open {
+	if !unsigned || open {
 		for _, both := range []bool{true, false} {
 			for _, own := range k.keys {
 				if own.id != "" && both == (slices.Contains(self, own.id) && slices.Contains(peer, own.id)) {
@@ -59,19 +68,33 @@ func (k *Keyring) passwords(self, peer []string) (use Password, others []Passwor
 			}
 		}
 	}
-	if !unsigned && k.open {
+	if !unsigned && open {
 		all = append(all, Password{})
 	}
 	return all[0], all[1:]
 }
 
+// ids are those of the keys, the newest first.
+func (k *Keyring) ids() (ids []string) {
+	for _, own := range k.keys {
+		if own.id != "" {
+			ids = append(ids, own.id)
+		}
+	}
+	return ids
+}
+
 // sign has the session with another node of routerd's signed, unless it has a password of
-// its own.
+// its own. By the disk every node may be one: it may have said so last.
 func (d *derivation) sign(p *Peer, n nodeFacts) {
-	if p.Secret != (SecretRef{}) || p.AO.N > 0 || !n.ours {
+	if p.Secret != (SecretRef{}) || p.AO.N > 0 || !n.ours && !d.v.fromDisk {
 		return
 	}
-	use, others := d.v.keys.passwords(store.BGPKeysOf(d.self.keys), store.BGPKeysOf(n.keys))
+	var theirs []string
+	if n.ours {
+		theirs = store.BGPKeysOf(n.keys)
+	}
+	use, others := d.v.keys.passwords(store.BGPKeysOf(d.self.keys), theirs, d.v.fromDisk)
 	p.Password = use
 	p.Others.n = copy(p.Others.list[:], others)
 }

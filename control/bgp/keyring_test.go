@@ -8,6 +8,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/cluster/clustertest"
 	"github.com/routerd/routerd/store"
 )
 
@@ -39,6 +41,15 @@ func letterOf(p Password) string {
 	return "-"
 }
 
+// signedWith is with which letters a session is signed, in the order in which they are tried.
+func signedWith(p *Peer) string {
+	s := letterOf(p.Password)
+	for _, o := range p.Others.list[:p.Others.n] {
+		s += letterOf(o)
+	}
+	return s
+}
+
 // TestKeyring: what a session between two nodes is signed with, by what each has and has
 // published, and in their order what the side that opened it tries else.
 func TestKeyring(t *testing.T) {
@@ -60,12 +71,54 @@ func TestKeyring(t *testing.T) {
 		d := &derivation{v: &View{keys: ringOf(tt.own)}, self: nodeFacts{keys: published(tt.own)}}
 		var p Peer
 		d.sign(&p, nodeFacts{ours: true, keys: published(tt.theirs)})
-		got := letterOf(p.Password)
-		for _, o := range p.Others.list[:p.Others.n] {
-			got += letterOf(o)
-		}
-		if got != tt.want {
+		if got := signedWith(&p); got != tt.want {
 			t.Errorf("own %q, theirs %q: %s, want %s", tt.own, tt.theirs, got, tt.want)
+		}
+	}
+}
+
+// TestKeyringFromDisk: what a host that starts while the datastore is away signs with. Its disk
+// may lack what it and the other have published last, which the other goes by; when the
+// datastore has said all, only that counts.
+func TestKeyringFromDisk(t *testing.T) {
+	t.Parallel()
+	const accepts = `"routerd.io/accepts":"direct"`
+	for _, tt := range []struct{ own, self, theirs, want, then string }{ // what it has, and the disk of both
+		{"a", "a", "a", "a", "a"}, // never without
+		{"a", "", "", "-a", "-"},
+		{"a", "", "a", "a-", "-"}, // that one may not have heard that this one has it
+		{"a", "a", "", "-a", "-"},
+		{"a", "a", "Calico", "-a", "-"}, // or it has not published yet that it is none
+		{"", "", "a", "-", "-"},
+		{"ba", "a", "a", "ab", "ab"},
+		{"ba", "", "", "-ba", "-"},
+		{"ba", "", "a", "ab-", "-"}, // it has published one of the two at least
+	} {
+		nodes := []store.Event{bgpNode(t, "node1", "10.1.0.11/24"), bgpNode(t, "node2", "10.1.0.10/24")}
+		for i, letters := range []string{tt.self, tt.theirs} {
+			if letters != "Calico" {
+				nodes[i] = labelled(t, nodes[i], "", accepts+`,"routerd.io/bgpKeys":"`+published(letters)+`"`)
+			}
+		}
+		v, m := &View{keys: ringOf(tt.own)}, &memo{}
+		step := clustertest.Step("node1", store.Batch{Events: nodes, Synced: true})
+		for _, from := range []struct {
+			source cluster.Source
+			want   string
+		}{{cluster.Disk, tt.want}, {cluster.Live, tt.then}} {
+			if step.Source = from.source; from.source == cluster.Live {
+				step.Changes = nil
+			}
+			if _, err := v.Apply(step); err != nil {
+				t.Fatal(err)
+			}
+			c, err := m.desired(v, "node1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := signedWith(&c.Peers[0]); got != from.want {
+				t.Errorf("own %q, on disk %q and %q, by %v: %s, want %s", tt.own, tt.self, tt.theirs, from.source, got, from.want)
+			}
 		}
 	}
 }
@@ -126,7 +179,7 @@ func TestRollover(t *testing.T) {
 		}
 		sign := func(i int) (string, []string) {
 			ring := ringOf(history[hosts[i].has])
-			use, others := ring.passwords(store.BGPKeysOf(hosts[i].self), store.BGPKeysOf(hosts[i].sees))
+			use, others := ring.passwords(store.BGPKeysOf(hosts[i].self), store.BGPKeysOf(hosts[i].sees), false)
 			var more []string
 			for _, o := range others {
 				more = append(more, letterOf(o))

@@ -57,7 +57,7 @@ type View struct {
 	injection injection    // what others on the host may and do have it announce
 
 	self     string      // Apply reports of blocks and affinities only what concerns this node; empty: all
-	revision uint64      // counts the changes of nodes, peers, confs and filters
+	revision uint64      // counts the changes of nodes, peers, confs and filters, and of where they are from
 	idx      *index      // nil: to be made
 	reflects *reflection // likewise
 }
@@ -219,8 +219,10 @@ func (v *View) Apply(s cluster.Step) (changed bool, err error) {
 	case !s.Synced:
 	case disk && !v.fromDisk:
 		v.fromDisk, v.other, changed = true, true, true
+		v.revision++
 	case !disk && !v.synced:
 		v.synced, v.fromDisk, v.other, changed = true, false, true, true
+		v.revision++
 	}
 	return changed, errors.Join(errs...)
 }
