@@ -104,6 +104,16 @@ func (s *birdTOR) session() string {
 	return strings.Join(lines, "\n")
 }
 
+// lose deletes a device whose other end's namespace has ended. The kernel does so too, a moment
+// later.
+func (h *host) lose(device string) {
+	h.t.Helper()
+	out, err := h.exec("ip", "link", "del", device)
+	if err != nil && !strings.Contains(out, "Cannot find device") && !strings.Contains(out, "No such device") {
+		h.t.Fatal(err)
+	}
+}
+
 // attachIn gives a new workload an interface, and returns its namespace.
 func (r *running) attachIn(id string) (pod *host, addr netip.Addr, err error) {
 	pod = &host{t: r.t, ns: netnstest.New(r.t)}
@@ -194,9 +204,7 @@ func TestRebootBehindTOR(t *testing.T) {
 	if _, err := tor.exec("nft", "delete", "table", "inet", "dark"); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := tor.exec("ip", "link", "del", "veth-wire"); err != nil && !strings.Contains(out, "Cannot find device") {
-		t.Fatal(err)
-	}
+	tor.lose("veth-wire")
 	if err := os.RemoveAll(h.runDir()); err != nil {
 		t.Fatal(err)
 	}
