@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -61,10 +62,11 @@ func bringUp(t *testing.T, suffix string, top lab.Topology, podCIDRs ...string) 
 	})
 }
 
-// bringUpWith brings up hosts with a Node each and a configuration of their own, by the file
+// bringUpWith brings up hosts, with a Node for each that has none yet, and a configuration of their own, by the file
 // with which each reaches the API: with the rights that the manifests give it, on its node.
 func bringUpWith(t *testing.T, suffix string, top lab.Topology, podCIDRs []string, configOf func(kubeconfig string) map[string]any) *cluster {
 	t.Helper()
+	made := strings.Fields(kubectl(t, "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
 	top, err := top.Complete()
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +76,9 @@ func bringUpWith(t *testing.T, suffix string, top lab.Topology, podCIDRs []strin
 		if len(podCIDRs) > 0 {
 			podCIDR = podCIDRs[i] // one for each host
 		}
-		makeNode(t, n, podCIDR)
+		if !slices.Contains(made, n.Name) {
+			makeNode(t, n, podCIDR)
+		}
 		file, err := server.Kubeconfig("", token(t, n.Name))
 		if err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -27,6 +28,9 @@ func kubectl(t *testing.T, args ...string) string {
 	return kubectlWith(t, "", args...)
 }
 
+// kubeBin is where Kubernetes' programs are.
+func kubeBin() string { return cmp.Or(os.Getenv("KUBE_BIN"), "../../.cache/kube") }
+
 // kubectlWith is kubectl with something to read.
 func kubectlWith(t *testing.T, stdin string, args ...string) string {
 	t.Helper()
@@ -34,10 +38,7 @@ func kubectlWith(t *testing.T, stdin string, args ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := os.Getenv("KUBE_BIN")
-	if bin == "" {
-		bin = "../../.cache/kube"
-	}
+	bin := kubeBin()
 	ctx := context.WithoutCancel(t.Context())
 	cmd := exec.CommandContext(ctx, filepath.Join(bin, "kubectl"), append([]string{"--kubeconfig", config}, args...)...)
 	cmd.Env = []string{"HOME=" + t.TempDir()}

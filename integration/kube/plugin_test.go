@@ -16,10 +16,7 @@ import (
 // the rights of kubectl's user.
 func TestKubectlPlugin(t *testing.T) {
 	open(t, convert.V3) // which leaves nothing behind
-	bin := os.Getenv("KUBE_BIN")
-	if bin == "" {
-		bin = "../../.cache/kube"
-	}
+	bin := kubeBin()
 	plugins := filepath.Join(abs(t, binDir(t)))
 	if to, err := os.Readlink(filepath.Join(plugins, "kubectl-routerd")); err != nil || to != "routerctl" {
 		t.Fatalf("make build left no plugin: it is a link to %q, %v", to, err)

@@ -23,6 +23,7 @@ func byHand() map[string]string {
 		"guides/from-flannel.md: ":                                                "wants a host that flannel had: TestMoveFromOtherNetworks, which runs those on the node after the last one moved as they stand there",
 		"guides/getting-started.md: routerd join":                                 "the lab's hosts have joined by it",
 		"guides/getting-started.md: etcd":                                         "another program, which does not end",
+		"guides/kubernetes.md: echo '{apiVersion: v1, kind: Node":                 "wants Kubernetes: integration/kube TestHostWithoutKubernetes",
 		"guides/kubernetes.md: make image":                                        "wants Kubernetes: integration/kube/cluster",
 		"guides/kubernetes.md: kubectl drain":                                     "wants Kubernetes: integration/kube/cluster TestCleanup",
 		"guides/kubernetes.md: routerctl datastore lock":                          "wants Kubernetes: integration/kube TestMove",
