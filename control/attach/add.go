@@ -203,7 +203,7 @@ func (a *Attacher) newRecord(req AddRequest, said *more) (record, error) {
 	r := recordOf(req.ID, req.Workload)
 	r.Since = time.Now().UTC().Truncate(time.Millisecond)
 	r.Netns, r.MTU, r.Forwarding, r.Given = req.Netns, mtu, req.Forwarding, len(req.Given) > 0
-	r.More = said
+	r.Named, r.More = len(req.Addresses) > 0, said
 	if !req.MAC.IsZero() {
 		r.MAC = req.MAC.String()
 	}
@@ -313,6 +313,9 @@ func (x *addition) address(ctx context.Context) error {
 		return nil
 	}
 	got, claims, err := x.addresses.assign(ctx, x.req, x.r)
+	if refused(err) && x.releaser.hurry(ctx, x.r) {
+		got, claims, err = x.addresses.assign(ctx, x.req, x.r)
+	}
 	if err != nil {
 		return err
 	}

@@ -67,6 +67,10 @@ type Endpoint struct {
 	Since     time.Time // of the attachment
 }
 
+// LingerEnd is long enough for [Config.LingerEnd]: a kubelet deletes a pod some two seconds
+// after the DEL.
+const LingerEnd = 5 * time.Second
+
 // Config is what [New] needs. All fields without a default are required.
 type Config struct {
 	Node string // this host's name in the datastore
@@ -96,6 +100,10 @@ type Config struct {
 	Behind bool
 	// Linger is how long the first that is to be written waits for others; 0: 100 ms.
 	Linger time.Duration
+	// LingerEnd is how long, with Kubernetes, what the datastore has of a container that ended
+	// waits for the end of its pod, which tells those who read pods that it has no address any
+	// more, and for others that end; 0: it does not wait. Until then no other gets its address.
+	LingerEnd time.Duration
 	// Kubernetes says that the datastore is the API of Kubernetes: a pod's endpoint is
 	// the pod, of which this host writes the addresses alone, and what else it says
 	// comes from there. What is no pod is served without the datastore.
@@ -211,11 +219,12 @@ func assemble(cfg Config) *Attacher {
 		ledger: ledger, store: db, addresses: addresses, endpoints: endpoints, own: own, schedule: schedule,
 		reclaim: reclaimer, steps: steps, log: log, pass: make(chan struct{}, 1),
 	}
+	pods := newPods(cfg.podAPI(db), cfg.Node, db, log)
 	mtus := &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log}
 	return &Attacher{
 		node: cfg.Node, usePodCIDR: cfg.UsePodCIDR, releaseOther: cfg.ReleaseOther, unready: cfg.Ready, rules: cfg.Rules, rulesTimeout: cfg.RulesTimeout, linger: cfg.Linger, log: log,
 		store: db, ledger: ledger, locks: locks, host: host, addresses: addresses, endpoints: endpoints, own: own,
-		pods:     newPods(cfg.podAPI(db), cfg.Node, db, log),
+		pods:     pods,
 		gateways: gateways, flusher: flusher, reclaimer: reclaimer, schedule: schedule, steps: steps, work: work, now: now,
 		mtus: mtus,
 		adopter: &adopter{
@@ -225,7 +234,7 @@ func assemble(cfg Config) *Attacher {
 		releaser: &releaser{
 			behind: cfg.Behind && (cfg.Rules == nil || cfg.OwnWrites != nil),
 			ledger: ledger, locks: locks, host: host, store: db, addresses: addresses, endpoints: endpoints, gateways: gateways,
-			own: own, flusher: flusher, schedule: schedule, steps: steps, log: log, wires: async.NewSignal(),
+			own: own, flusher: flusher, pods: pods, linger: cfg.LingerEnd, schedule: schedule, steps: steps, log: log, wires: async.NewSignal(),
 		},
 	}
 }

@@ -2,6 +2,7 @@ package attach
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -67,6 +68,27 @@ func (l *locks) tryLock(id ID) (locked, bool) {
 	}
 	free()
 	return locked{}, false
+}
+
+// errBusy says that another call has a lock.
+var errBusy = errors.New("another call is under way")
+
+// lockBeside takes the locks of an attachment for who has those of another, own, with which it
+// may share a device. It does not wait for who is about another device, who may wait for own's.
+func (l *locks) lockBeside(ctx context.Context, id ID, own record) (locked, error) {
+	attachment, shared := attachmentLock(id), l.shared(own)
+	return l.lockBy(ctx, id, Workload{}, func(ctx context.Context, key string) (func(), error) {
+		switch key {
+		case attachmentLock(own.id()), shared:
+			return func() {}, nil
+		case attachment:
+			return l.keys.lock(ctx, key)
+		}
+		if free, ok := l.keys.tryLock(key); ok {
+			return free, nil
+		}
+		return nil, errBusy
+	})
 }
 
 // shared names the lock of what an attachment shares with others. Two have

@@ -75,7 +75,8 @@ type pods struct {
 	mu         sync.Mutex
 	known      map[store.Key]*store.WorkloadEndpoint
 	unreadable map[store.Key]error
-	namespaces map[string]*v3.Profile // by name, their profiles
+	gone       map[types.UID]time.Time // when the watch showed the end of a pod: see over
+	namespaces map[string]*v3.Profile  // by name, their profiles
 }
 
 // apiPatience is for how long an API that does not answer is asked for a pod that the watch has
@@ -87,7 +88,7 @@ const apiPatience = 30 * time.Second
 func newPods(api PodAPI, node string, db *datastore, log *slog.Logger) *pods {
 	return &pods{
 		api: api, node: node, store: db, patience: apiPatience, log: log,
-		known: make(map[store.Key]*store.WorkloadEndpoint), unreadable: make(map[store.Key]error), namespaces: make(map[string]*v3.Profile),
+		known: make(map[store.Key]*store.WorkloadEndpoint), unreadable: make(map[store.Key]error), gone: make(map[types.UID]time.Time), namespaces: make(map[string]*v3.Profile),
 	}
 }
 
@@ -101,15 +102,14 @@ func (p *pods) handle(s cluster.Step) {
 	defer p.mu.Unlock()
 	for _, ev := range s.Changes {
 		if ev.Own {
-			p.relabel(ev)
+			if p.relabel(ev); ev.Hidden != nil {
+				p.tell(ev.Key, ev.Hidden)
+			}
 			continue
 		}
 		switch v := ev.Value.(type) {
 		case *store.WorkloadEndpoint:
-			if delete(p.unreadable, ev.Key); v.Spec.Node == p.node {
-				p.limited(p.known[ev.Key], v)
-				p.known[ev.Key] = v
-			}
+			p.tell(ev.Key, v)
 		case *v3.Profile:
 			if name, ok := strings.CutPrefix(v.Name, store.PrefixNamespace); ok {
 				p.namespaces[name] = v
@@ -121,11 +121,59 @@ func (p *pods) handle(s cluster.Step) {
 			case ev.Key.Kind == store.KindWorkloadEndpoint && ev.Err != nil:
 				p.unreadable[ev.Key] = ev.Err
 			case ev.Key.Kind == store.KindWorkloadEndpoint:
+				if was := p.known[ev.Key]; was != nil {
+					p.ended(was)
+				}
 				delete(p.known, ev.Key)
 				delete(p.unreadable, ev.Key)
 			}
 		}
 	}
+}
+
+// tell takes account of what the API says of a pod. The caller has the lock.
+func (p *pods) tell(key store.Key, w *store.WorkloadEndpoint) {
+	delete(p.unreadable, key)
+	if w.Spec.Node != p.node {
+		return
+	}
+	was := p.known[key]
+	p.limited(was, w)
+	if was != nil && was.UID != w.UID {
+		p.ended(was)
+	}
+	p.known[key] = w
+}
+
+// goneKept is for how long the end of a pod is remembered: longer than what its host has
+// to do about it is put off.
+const goneKept = time.Minute
+
+// ended notes that a pod that the watch has shown has gone. The caller has the lock.
+func (p *pods) ended(w *store.WorkloadEndpoint) {
+	now := time.Now()
+	maps.DeleteFunc(p.gone, func(_ types.UID, at time.Time) bool { return now.Sub(at) > goneKept })
+	p.gone[w.UID] = now
+}
+
+// over reports whether those who read pods know already that an attachment's container has
+// no address any more: its pod has gone, or has finished, which it never ceases to have. What
+// the watch has not shown counts as neither.
+func (p *pods) over(r record) bool {
+	if p.api == nil || r.More == nil || r.More.UID == "" {
+		return false
+	}
+	key, err := podKey(p.node, r.workload())
+	if err != nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, gone := p.gone[r.More.UID]; gone {
+		return true
+	}
+	w := p.known[key]
+	return w != nil && w.UID == r.More.UID && w.Spec.ContainerID == r.ContainerID && len(w.Spec.IPNetworks) == 0
 }
 
 // relabel takes from what hides the watch's word of a pod the labels that the watch

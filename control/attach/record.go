@@ -38,6 +38,7 @@ type record struct {
 	FixedMTU      bool           `json:"fixedMTU,omitempty"`  // the request gave it
 	Forwarding    bool           `json:"forwarding,omitempty"`
 	Addresses     []Address      `json:"addresses,omitempty"`
+	Named         bool           `json:"named,omitempty"`            // some of the addresses were asked for by name
 	Given         bool           `json:"given,omitempty"`            // the addresses are another's to take back
 	AddressesOnly bool           `json:"addressesOnly,omitempty"`    // no wire: another plugin makes the interface; Device is the host's link to it, or empty
 	Endpoint      store.Revision `json:"endpointRevision,omitempty"` // of the WorkloadEndpoint as it was written

@@ -27,6 +27,8 @@ type releaser struct {
 	gateways  *gateways
 	own       *ownWrites
 	flusher   *flusher
+	pods      *pods
+	linger    time.Duration // see Config.LingerEnd
 	schedule  *schedule
 	steps     *runner
 	log       *slog.Logger
@@ -82,6 +84,9 @@ func (x *releaser) dropEndpoint(ctx context.Context, r record) error {
 	if err := x.flusher.wait(ctx); err != nil {
 		return storeError("release the attachment", err)
 	}
+	if x.endpoints.kubernetes && x.pods.over(r) {
+		return nil
+	}
 	if err := x.endpoints.drop(ctx, r); err != nil {
 		return storeError("delete the workload endpoint", err)
 	}
@@ -125,6 +130,9 @@ func (x *releaser) answer(ctx context.Context, r record) error {
 		}},
 		step{"answer", func(context.Context) error {
 			x.schedule.done(r.id())
+			if x.lingers(r) {
+				x.schedule.await(r.id(), x.linger)
+			}
 			x.host.withdraw(r)
 			x.own.announceEnd(r)
 			return x.ledger.sync()
@@ -134,6 +142,41 @@ func (x *releaser) answer(ctx context.Context, r record) error {
 		x.wires.Set()
 	}
 	return err
+}
+
+// lingers reports whether the datastore need not hear of an attachment's end at once. An
+// address that was asked for by name may be so again, by a pod on any node.
+func (x *releaser) lingers(r record) bool {
+	return x.linger > 0 && x.endpoints.kubernetes && !x.endpoints.local(r) && !r.Named && !r.State.withoutStore()
+}
+
+// hurry releases what lingers, for an attachment under way that can have no address: one that
+// it could have may be among what goes. It reports whether there was anything. What another call
+// is about goes soon after.
+func (x *releaser) hurry(ctx context.Context, own record) bool {
+	var g errgroup.Group
+	g.SetLimit(parallelReleases)
+	ids := x.schedule.awaited()
+	for _, id := range ids {
+		g.Go(func() error {
+			l, err := x.locks.lockBeside(ctx, id, own)
+			if err != nil {
+				x.schedule.await(id, 0)
+				return nil
+			}
+			defer l.unlock()
+			if !l.State.leaving() {
+				return nil
+			}
+			if err := x.release(ctx, l.record); err != nil {
+				x.schedule.await(id, 0)
+				x.log.Debug("release of an attachment is still incomplete; will try again", append(logID(id), "error", err)...)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return len(ids) > 0
 }
 
 // undo takes back what a failed ADD made. The error says what it could not.
@@ -249,12 +292,27 @@ func (x *releaser) detachAll(ctx context.Context) bool {
 const parallelReleases = 16
 
 // complete tries to finish every interrupted release, but for those that are to
-// be tried again later, and reports whether none is left.
+// be tried again later, and reports whether none is left. With the first that has waited
+// for its pod's end go those whose pod has ended meanwhile.
 func (x *releaser) complete(ctx context.Context, later func(ID) bool) bool {
 	var (
 		mu   sync.Mutex
 		left int
 	)
+	all := x.ledger.snapshot()
+	if x.linger > 0 {
+		due := false
+		for id, r := range all {
+			due = due || r.State.leaving() && !later(id)
+		}
+		if due {
+			for _, id := range x.schedule.awaited() {
+				if r, ok := all[id]; ok && x.pods.over(r) {
+					x.schedule.done(id)
+				}
+			}
+		}
+	}
 	note := func(id ID, err error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -264,7 +322,7 @@ func (x *releaser) complete(ctx context.Context, later func(ID) bool) bool {
 	}
 	var g errgroup.Group
 	g.SetLimit(parallelReleases)
-	for id, r := range x.ledger.snapshot() {
+	for id, r := range all {
 		switch {
 		case !r.State.leaving():
 		case later(id):

@@ -25,6 +25,7 @@ type schedule struct {
 type retry struct {
 	backoff async.Backoff
 	at      time.Time
+	awaits  bool // nothing failed: see schedule.await
 }
 
 func newSchedule(first time.Duration) *schedule {
@@ -46,10 +47,30 @@ func (s *schedule) failedAt(now time.Time, ids ...ID) {
 		if !ok {
 			r.backoff = async.Backoff{Min: s.first, Max: maxRetry}
 		}
-		r.at = now.Add(r.backoff.Next())
+		r.at, r.awaits = now.Add(r.backoff.Next()), false
 		s.by[id] = r
 	}
 	s.changed.Set()
+}
+
+// await has an attachment tried after a time, for something that is to come by then.
+func (s *schedule) await(id ID, d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.by[id] = retry{backoff: async.Backoff{Min: s.first, Max: maxRetry}, at: time.Now().Add(d), awaits: true}
+	s.changed.Set()
+}
+
+// awaited returns what waits so.
+func (s *schedule) awaited() (ids []ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, r := range s.by {
+		if r.awaits {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // armed reports whether a try is to come or due.

@@ -25,6 +25,10 @@ type Change struct {
 	// Own is set on what this host made, or ended, and the watch has not shown yet:
 	// see [Cluster.Announce]. Its Event has no revision.
 	Own bool
+
+	// Hidden is, of an endpoint whose end this host announced, the endpoint that the watch shows
+	// nevertheless; nil: what it shows is not that.
+	Hidden *store.WorkloadEndpoint
 }
 
 // Step is what changed since the step before, up to a revision. No transaction is

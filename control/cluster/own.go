@@ -144,6 +144,9 @@ func (o *own) resolve(w *ownWrite, ch *Change, at store.Revision) *Change {
 	w.merge(ch)
 	hides := *w.now
 	hides.Own = true
+	if ep, ok := ch.Value.(*store.WorkloadEndpoint); ok && w.ended {
+		hides.Hidden = ep
+	}
 	return &hides
 }
 

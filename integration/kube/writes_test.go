@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -21,9 +22,9 @@ const (
 	// livesOfPods is how many pods live and end on each host of TestWritesPerPod.
 	livesOfPods = 25
 	// writesPerPod is how many writes the life of one may cost on average; docs/performance.md
-	// says which they are: five that each pod has, or nearly, and a part of those that pods share,
+	// says which they are: three that each pod has, and a part of those that pods share,
 	// which a busy machine has fewer share.
-	writesPerPod = 6.0
+	writesPerPod = 4.8
 )
 
 // writes is what daemons have written until now, by verb and resource.
@@ -62,6 +63,30 @@ func quiet(t *testing.T) {
 	})
 }
 
+// handles lists the names of IPAM's handles.
+func handles(t *testing.T) (names []string) {
+	t.Helper()
+	var list struct {
+		Items []struct {
+			Metadata struct {
+				Name string `json:"name"`
+			} `json:"metadata"`
+		} `json:"items"`
+	}
+	raw, err := server.Do(t.Context(), http.MethodGet, "/apis/projectcalico.org/v3/ipamhandles", "", nil)
+	if err == nil {
+		err = json.Unmarshal(raw, &list)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range list.Items {
+		names = append(names, o.Metadata.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
 // TestWritesPerPod counts what two daemons write while pods live and end on their hosts, some
 // at a time: each is told to the API, its DEL comes, and then its end in the API, as from a
 // kubelet.
@@ -75,7 +100,7 @@ func TestWritesPerPod(t *testing.T) {
 		c.run(host + "/first-" + host)
 	}
 	quiet(t)
-	before := writes(t)
+	before, held := writes(t), handles(t)
 	for round := range livesOfPods / *livesAtOnce {
 		var all []string
 		for _, host := range c.Hosts() {
@@ -108,6 +133,12 @@ func TestWritesPerPod(t *testing.T) {
 			}
 		}
 	}
+	await.Until(t, "nothing is left of the pods", func() error {
+		if now := handles(t); !slices.Equal(now, held) {
+			return fmt.Errorf("handles %v, want %v", now, held)
+		}
+		return nil
+	})
 	quiet(t)
 	since := less(writes(t), before)
 	total := 0

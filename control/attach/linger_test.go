@@ -1,0 +1,169 @@
+package attach
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/routerd/routerd/control/cluster"
+	"github.com/routerd/routerd/control/ipam"
+	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store"
+)
+
+// endsOf counts the endpoints whose end a store is told.
+type endsOf struct {
+	store.Store
+	mu   sync.Mutex
+	ends int
+}
+
+func (s *endsOf) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error) {
+	for _, op := range ops {
+		if op.Action == store.Remove && op.Object.Key.Kind == store.KindWorkloadEndpoint {
+			s.mu.Lock()
+			s.ends++
+			s.mu.Unlock()
+		}
+	}
+	return s.Store.Txn(ctx, ops...)
+}
+
+func (s *endsOf) told() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ends
+}
+
+// lingering is a world on the API of Kubernetes in which what ended waits for its pod's end,
+// with a pod that the watch told of.
+func lingering(t *testing.T, linger time.Duration) (*world, *Attacher, *endsOf, AddRequest, *store.WorkloadEndpoint) {
+	t.Helper()
+	w := newWorld(t)
+	ends := &endsOf{Store: w.store}
+	w.ipam.reserve = true
+	w.cfg = func(c *Config) {
+		c.Kubernetes, c.Behind, c.LingerEnd, c.Linger, c.Store = true, true, linger, time.Millisecond, ends
+	}
+	a := w.start()
+	pod := kubePod("u1", nil)
+	a.HandlePods(told(t, pod))
+	w.run(a)
+	req := podRequest(w.request(1), "ns1", "web-0")
+	req.PodUID = "u1"
+	w.add(a, req)
+	await.True(t, "written", func() bool { return a.ledger.state(req.ID) == attachedStored })
+	return w, a, ends, req, pod
+}
+
+// attachedAs is what the watch shows of a pod that has its address, or with none had it.
+func attachedAs(pod *store.WorkloadEndpoint, req AddRequest, addrs ...string) *store.WorkloadEndpoint {
+	next := store.Clone(pod).(*store.WorkloadEndpoint)
+	next.Spec.ContainerID, next.Spec.IPNetworks = req.ID.ContainerID, addrs
+	return next
+}
+
+// TestEndOfPod: the API is told that a pod has no address any more only where it does not know
+// that by the end of the pod itself, and nobody gets the address before.
+func TestEndOfPod(t *testing.T) {
+	t.Parallel()
+	const address = "192.168.0.1/32"
+	for _, tc := range []struct {
+		name string
+		then func(t *testing.T, pod *store.WorkloadEndpoint, req AddRequest) cluster.Step
+		want int // how often the API is told
+	}{
+		{"the pod stays", nil, 1},
+		{"the pod goes", func(t *testing.T, pod *store.WorkloadEndpoint, _ AddRequest) cluster.Step {
+			s := told(t, pod)
+			s.Changes[0].Value, s.Changes[0].Object.Value = nil, nil
+			return s
+		}, 0},
+		{"the pod is made anew", func(t *testing.T, _ *store.WorkloadEndpoint, _ AddRequest) cluster.Step {
+			return told(t, kubePod("u2", nil))
+		}, 0},
+		{"the pod finishes", func(t *testing.T, pod *store.WorkloadEndpoint, req AddRequest) cluster.Step {
+			s := told(t, attachedAs(pod, req))
+			s.Changes[0] = &cluster.Change{Event: store.Event{Key: s.Changes[0].Key}, Own: true, Hidden: attachedAs(pod, req)}
+			return s
+		}, 0},
+		{"the pod is changed", func(t *testing.T, pod *store.WorkloadEndpoint, req AddRequest) cluster.Step {
+			return told(t, attachedAs(pod, req, address))
+		}, 1},
+		{"a pod without an address yet is of another container", func(t *testing.T, pod *store.WorkloadEndpoint, _ AddRequest) cluster.Step {
+			return told(t, pod)
+		}, 1},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			w, a, ends, req, pod := lingering(t, 300*time.Millisecond)
+			a.HandlePods(told(t, attachedAs(pod, req, address)))
+			w.del(a, req)
+			begin := time.Now()
+			if tc.then != nil {
+				a.HandlePods(tc.then(t, pod, req))
+			}
+			await.Until(t, "clean", func() error {
+				if time.Since(begin) < 200*time.Millisecond && !slices.Contains(w.ipam.handles(), handle(req.ID)) && ends.told() == 0 {
+					return errors.New("the address is free before anybody can know that the pod has it no more")
+				}
+				if _, known := a.ledger.get(req.ID); known {
+					return errors.New("it is not released")
+				}
+				return nil
+			})
+			if got := ends.told(); got != tc.want {
+				t.Errorf("the API was told %d times, want %d", got, tc.want)
+			}
+			if held := w.ipam.handles(); len(held) > 0 {
+				t.Errorf("handles %v are left", held)
+			}
+		})
+	}
+}
+
+// TestHurry: who can have no address for what lingers has it released first, and an address
+// that was asked for by name does not linger.
+func TestHurry(t *testing.T) {
+	t.Parallel()
+	for pod, told := range map[string]int{"web-0": 0, "web-1": 1} { // made anew under its name, and another
+		t.Run(pod, func(t *testing.T) {
+			t.Parallel()
+			hurries(t, pod, told)
+		})
+	}
+}
+
+func hurries(t *testing.T, pod string, wantTold int) {
+	t.Helper()
+	w, a, ends, req, _ := lingering(t, time.Hour)
+	w.del(a, req)
+	second := podRequest(w.request(2), "ns1", pod)
+	next := kubePod("u2", nil)
+	next.Name, next.Spec.Pod = "node--a-k8s-"+strings.ReplaceAll(pod, "-", "--")+"-eth0", pod
+	next.Annotations = map[string]string{"cni.projectcalico.org/ipAddrs": `["192.168.0.1"]`}
+	a.HandlePods(told(t, next))
+	w.ipam.mu.Lock()
+	w.ipam.reserve = false
+	w.ipam.mu.Unlock()
+	got := w.add(a, second)
+	if got.Addresses[0].Addr.String() != "192.168.0.1" || ends.told() != wantTold {
+		t.Errorf("the second pod has %v, and the API was told %d times", got.Addresses, ends.told())
+	}
+	await.True(t, "written", func() bool { return a.ledger.state(second.ID) == attachedStored })
+	w.del(a, second)
+	await.Until(t, "clean", func() error {
+		if held := w.ipam.handles(); len(held) > 0 {
+			return errors.New("it lingers")
+		}
+		return nil
+	})
+	w.ipam.deny(handle(second.ID), ipam.ErrExhausted)
+	if _, err := a.Add(t.Context(), second); !errors.Is(err, ipam.ErrExhausted) {
+		t.Errorf("%v, want that there is no address", err)
+	}
+}
