@@ -232,8 +232,8 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 	}
 	d.ipam = ipam.New(ipam.Config{
 		Store: d.db, Node: name, Log: log.With("component", "ipam"), Unusable: func(pool string) string { return d.operator.UnusablePool(pool) }, // it is made last
-		UsePodCIDR: c.IPAM.UsePodCIDR,
-		Reserve:    ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
+		UsePodCIDR: c.IPAM.UsePodCIDR, Piecewise: d.inAPI,
+		Reserve: ipam.ReserveConfig{Min: c.IPAM.Reserve.Min, Max: c.IPAM.Reserve.Max, Journal: d.journal},
 	})
 	if d.journal.Damage().Lines > 0 {
 		// Among what was lost may be who has an address that is in the reserve by an

@@ -32,6 +32,10 @@ type Config struct {
 	// its Node: no address of a pool that lies outside is given.
 	UsePodCIDR bool
 
+	// Piecewise says that the datastore writes one object at a time ([store.Piecewise]).
+	// Then what the reserve's handle counts of a block is at least what that has of the reserve.
+	Piecewise bool
+
 	// Reserve says how many addresses are held ready for workloads to come.
 	Reserve ReserveConfig
 
@@ -76,7 +80,7 @@ func New(cfg Config) *Allocator {
 		cfg.Timeout = 10 * time.Second
 	}
 	st := newState(cfg.Node)
-	st.unusable, st.usePodCIDR = cfg.Unusable, cfg.UsePodCIDR
+	st.unusable, st.usePodCIDR, st.piecewise = cfg.Unusable, cfg.UsePodCIDR, cfg.Piecewise
 	st.reserve = newReserve(cfg.Reserve)
 	if cfg.Reserve.Journal != nil {
 		st.loadCooldowns(cfg.Reserve.Journal.Entries())

@@ -59,6 +59,7 @@ type handleDraft struct {
 	value map[string]int // nil: it does not exist
 	write bool
 	check bool // its revision must hold although it is not written
+	fence bool // it must be written: see draft.fence
 	sure  bool // it was read for this transaction
 }
 
@@ -286,6 +287,9 @@ func (d *draft) ops() []store.Op {
 			op, ok = opFor(key, ad.base, value, ad.write, false)
 		case store.KindIPAMHandle:
 			hd := d.handles[key.Name]
+			if d.s.piecewise && key.Name == store.ReserveHandle(d.s.node) {
+				hd.bound()
+			}
 			var value any
 			if hd.value != nil {
 				value = &store.Handle{Block: hd.value}
@@ -298,6 +302,15 @@ func (d *draft) ops() []store.Op {
 	}
 	d.setRoles(out)
 	return out
+}
+
+// bound keeps a transaction from writing the reserve's handle only because it counts
+// less of a block. Its counts are hints in any case, and the reserve soon has as many again; the
+// write would be one for each of the few pods that share one of their block. Which blocks it names
+// stays exact.
+func (hd *handleDraft) bound() {
+	before, _ := hd.base.Value.(*store.Handle)
+	hd.write = hd.write && (hd.fence || before == nil || len(hd.value) < len(before.Block) || hd.more())
 }
 
 // opFor returns what brings a key from base to value, nil to have it deleted,

@@ -74,9 +74,11 @@ func (st *fillStep) plan(d *draft) error {
 		f.owned++
 	}
 	st.dry = held+len(f.picks) == 0 && d.s.unclaimed(p) == 0
-	if _, err := d.readHandle(own, true); err != nil {
+	hd, err := d.readHandle(own, true)
+	if err != nil {
 		return err
 	}
+	d.checkHandle(own, hd) // it may be gone, where its count need not rise
 	if err := d.preparePicks(f.r, f.picks); err != nil {
 		return err
 	}
@@ -97,7 +99,7 @@ func (d *draft) fence() error {
 		return err
 	}
 	// One that does not exist has nothing that could be taken away: that is checked.
-	hd.write = true
+	hd.write, hd.fence = true, true
 	d.touch(store.HandleKey(own))
 	return nil
 }

@@ -20,8 +20,24 @@ func Held(ctx context.Context, st store.Store, node string) (int, error) {
 		return 0, err
 	}
 	n := 0
-	for _, in := range h.Block {
-		n += in
+	for c := range h.Block {
+		cidr, err := netip.ParsePrefix(c)
+		if err != nil {
+			return 0, fmt.Errorf("the reserve of node %s: block %q: %w", node, c, err)
+		}
+		obj, err := st.Get(ctx, store.BlockKey(cidr.Masked()))
+		if errors.Is(err, store.ErrNotFound) {
+			continue
+		}
+		b, ok := obj.Value.(*store.Block)
+		switch {
+		case err == nil && !ok:
+			err = store.ErrDecode
+			fallthrough
+		case err != nil:
+			return 0, fmt.Errorf("the reserve of node %s: read block %s: %w", node, cidr, err)
+		}
+		n += len(b.HeldBy(store.ReserveHandle(node)))
 	}
 	return n, nil
 }

@@ -59,7 +59,11 @@ func (d *disk) Entries() map[string]json.RawMessage {
 // reserving runs an allocator that holds a reserve. It must be stopped.
 func reserving(t fataler, st store.Store, node string, now func() time.Time, r ReserveConfig) *host {
 	t.Helper()
-	a := New(Config{Store: st, Node: node, Log: slog.New(slog.DiscardHandler), Clock: now, Timeout: 20 * time.Second, Reserve: r})
+	_, piecewise := st.(*memory.Sequential)
+	if w, ok := st.(*writeCounter); ok {
+		_, piecewise = w.Store.(*memory.Sequential)
+	}
+	a := New(Config{Store: st, Node: node, Log: slog.New(slog.DiscardHandler), Clock: now, Timeout: 20 * time.Second, Reserve: r, Piecewise: piecewise})
 	return run(t, a, st)
 }
 

@@ -53,6 +53,7 @@ type state struct {
 	pools        map[string]*pool
 	unusable     func(pool string) string // nil: none is
 	sortedPools  []*pool                  // nil: to be sorted anew
+	piecewise    bool                     // see Config.Piecewise
 	usePodCIDR   bool
 	podCIDRs     []netip.Prefix // of this node
 	reservations map[string][]netip.Prefix

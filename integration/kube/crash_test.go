@@ -82,7 +82,7 @@ func (c *crashCluster) start(node string, reserve int) *crashHost {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	a := ipam.New(ipam.Config{Store: s, Node: node, Log: slog.New(slog.DiscardHandler), Reserve: ipam.ReserveConfig{Min: reserve, Max: reserve}})
+	a := ipam.New(ipam.Config{Store: s, Node: node, Log: slog.New(slog.DiscardHandler), Reserve: ipam.ReserveConfig{Min: reserve, Max: reserve}, Piecewise: true})
 	ctx, cancel := context.WithCancel(context.Background())
 	steps, followed := clustertest.Follow(ctx, node, ofIPAM{s}, ipam.Kinds()...)
 	done := make(chan error, 1)

@@ -24,7 +24,7 @@ const (
 	// writesPerPod is how many writes the life of one may cost on average; docs/performance.md
 	// says which they are: three that each pod has, and a part of those that pods share,
 	// which a busy machine has fewer share.
-	writesPerPod = 4.8
+	writesPerPod = 4.2
 )
 
 // writes is what daemons have written until now, by verb and resource.
