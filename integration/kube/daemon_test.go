@@ -198,6 +198,7 @@ func TestHosts(t *testing.T) {
 	}
 	await.Until(t, "the plugin is in place again", there)
 
+	c.asksHost()
 	// A start goes on from what is on disk, and asks for the whole state of nothing.
 	c.stop("node1")
 	asked, _, _ := c.asked(nil)
@@ -209,5 +210,10 @@ func TestHosts(t *testing.T) {
 	if _, _, whole := c.asked(asked); len(whole) > 0 {
 		t.Errorf("it asked for %v", whole)
 	}
+	done := c.halfDone()
+	if err := c.Restart(t.Context(), "node1"); err != nil {
+		t.Fatal(err)
+	}
+	done()
 	forbidden(t)
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/store"
@@ -62,8 +64,26 @@ func install(t *testing.T) {
 func installFrom(t *testing.T, name string) {
 	t.Helper()
 	dir := filepath.Join("../../configs/kubernetes", name)
+	before, err := server.Audit()
+	if err != nil {
+		t.Fatal(err)
+	}
 	kubectl(t, "apply", "--server-side", "-k", dir)
-	t.Cleanup(func() { kubectl(t, "delete", "--ignore-not-found", "-k", dir) })
+	t.Cleanup(func() {
+		kubectl(t, "delete", "--ignore-not-found", "-k", dir)
+		after, err := server.Audit()
+		if err != nil {
+			t.Error(err)
+		}
+		if usedWith[name] == nil {
+			usedWith[name] = map[kube.Asked]int{}
+		}
+		for a, n := range after {
+			if n > before[a] {
+				usedWith[name][a] += n - before[a]
+			}
+		}
+	})
 }
 
 // token returns what the daemon on a node shows to the server: the token of
@@ -93,7 +113,7 @@ func as(t *testing.T, node string) *kubestore.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return openStore(t, kubestore.Config{Kubeconfig: config, APIGroup: string(convert.V3), Node: node})
+	return openStore(t, kubestore.Config{Kubeconfig: config, APIGroup: string(convert.V3), Node: node, UserAgent: kube.Thief})
 }
 
 func block(cidr, holder string, nodes ...string) (store.Key, *store.Block) {
@@ -213,10 +233,34 @@ func TestOneNodesToken(t *testing.T) {
 		return err
 	}
 	refused("a handle that says it is another's", raw("node1", http.MethodPost, "", "application/json", `{"apiVersion":"projectcalico.org/v3","kind":"IPAMHandle","metadata":{"name":"net.c3","annotations":{"routerd.io/node":"node2"}},"spec":{"handleID":"net.c3","block":{}}}`))
-	refused("to take another's handle", raw("node1", http.MethodPatch, "/net.c2", "application/merge-patch+json", `{"metadata":{"annotations":{"routerd.io/node":"node1"}}}`))
-	refused("to give its own handle to another", raw("node1", http.MethodPatch, "/net.c1", "application/merge-patch+json", `{"metadata":{"annotations":{"routerd.io/node":"node2"}}}`))
+	// changed writes a handle as it is but for one value.
+	changed := func(node, id, value string, path ...string) error {
+		t.Helper()
+		text, err := server.Do(t.Context(), http.MethodGet, "/apis/projectcalico.org/v3/ipamhandles/"+id, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var o map[string]any
+		if err := json.Unmarshal(text, &o); err != nil {
+			t.Fatal(err)
+		}
+		var v any
+		if err := json.Unmarshal([]byte(value), &v); err != nil {
+			t.Fatal(err)
+		}
+		if err := unstructured.SetNestedField(o, v, path...); err != nil {
+			t.Fatal(err)
+		}
+		body, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return raw(node, http.MethodPut, "/"+id, "application/json", string(body))
+	}
+	refused("to take another's handle", changed("node1", "net.c2", `"node1"`, "metadata", "annotations", "routerd.io/node"))
+	refused("to give its own handle to another", changed("node1", "net.c1", `"node2"`, "metadata", "annotations", "routerd.io/node"))
 	allowed("a handle of Calico's", handle(admin, "net.c4", 1))
-	refused("to take a handle that is of nobody", raw("node1", http.MethodPatch, "/net.c4", "application/merge-patch+json", `{"metadata":{"annotations":{"routerd.io/node":"node1"}}}`))
+	refused("to take a handle that is of nobody", changed("node1", "net.c4", `"node1"`, "metadata", "annotations", "routerd.io/node"))
 	allowed("to change a handle that is of nobody", handle(s, "net.c4", 2))
 	for _, id := range []string{"routerd-reserve-", "vxlan-tunnel-addr-", "ipip-v6-tunnel-addr-"} {
 		allowed("a handle of its Node's", handle(s, id+"node1", 1))
@@ -226,7 +270,7 @@ func TestOneNodesToken(t *testing.T) {
 		refused("to delete a handle of another Node's", drop(s, id+"node2"))
 	}
 	allowed("to delete its own handle", drop(s, "net.c1"))
-	allowed("the mark of a deletion", raw("node2", http.MethodPatch, "/net.c2", "application/merge-patch+json", `{"spec":{"deleted":true}}`))
+	allowed("the mark of a deletion", changed("node2", "net.c2", "true", "spec", "deleted"))
 	allowed("to finish another's deletion", raw("node1", http.MethodDelete, "/net.c2", "", ""))
 
 	// Keys that all nodes share.

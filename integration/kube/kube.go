@@ -16,6 +16,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -72,6 +74,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	starts  []start // in order
+	asked   audit
 	process *exec.Cmd
 	died    chan struct{} // closed when process has ended
 	log     *os.File
@@ -123,8 +126,14 @@ func (s *Server) NewAccountsKey(name string) (file string, err error) {
 	return file, writeKey(file)
 }
 
-// start is from when to when a start took.
+// start is from when to when a start took; to is zero while it takes.
 type start struct{ from, to time.Time }
+
+// audit is what was read of the audit log.
+type audit struct {
+	read int64 // bytes
+	all  map[Asked]int
+}
 
 // Start runs an etcd and an API server, and returns when the latter is ready.
 // ctx bounds the start only.
@@ -193,6 +202,7 @@ func (s *Server) auditLog() string { return filepath.Join(s.conf.Dir, "audit.log
 // Asked is a kind of request that daemons made.
 type Asked struct {
 	Verb, Group, Resource string // the resource with its subresource: "nodes/status"
+	Name                  string // of a Secret or a Lease, to which rights are given by name
 	Code                  int    // of the answer
 	Whole                 bool   // the state of all objects is asked for, by a list or a watch
 	Of                    string // of pods: own, those of a node; others, those of all other nodes; empty: all
@@ -202,56 +212,80 @@ type Asked struct {
 const Thief = "thief"
 
 // Audit lists what the daemons asked for since the server was first started, without
-// what it refused while it started: it has not read the rights then.
+// what it refused while it started: it has not read the rights then. A watch is listed when
+// it has ended. Several goroutines may call it.
 func (s *Server) Audit() (map[Asked]int, error) {
-	raw, err := os.ReadFile(s.auditLog())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f, err := os.Open(s.auditLog())
 	if err != nil {
 		return nil, err
 	}
-	out := map[Asked]int{}
-	for line := range bytes.Lines(raw) {
-		var e struct {
-			Verb       string
-			RequestURI string
-			UserAgent  string
-			Received   time.Time `json:"requestReceivedTimestamp"`
-			ObjectRef  struct {
-				APIGroup, Resource, Subresource string
-			}
-			ResponseStatus struct{ Code int }
-		}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || info.Size() < s.asked.read {
+		return nil, errors.Join(err, fmt.Errorf("%s is shorter than it was: raise --audit-log-maxsize", f.Name()))
+	}
+	raw, err := io.ReadAll(io.NewSectionReader(f, s.asked.read, math.MaxInt64-s.asked.read))
+	if err != nil {
+		return nil, err
+	}
+	if s.asked.all == nil {
+		s.asked.all = map[Asked]int{}
+	}
+	for line := range bytes.Lines(raw[:bytes.LastIndexByte(raw, '\n')+1]) { // the server may be writing the rest
+		var e event
 		if err := json.Unmarshal(line, &e); err != nil {
 			return nil, err
 		}
+		s.asked.read += int64(len(line))
 		if e.UserAgent == Thief || e.ResponseStatus.Code == http.StatusForbidden && s.starting(e.Received) {
 			continue
 		}
-		r := e.ObjectRef.Resource
-		if e.ObjectRef.Subresource != "" {
-			r += "/" + e.ObjectRef.Subresource
-		}
-		asks := func(what string) bool { return strings.Contains(e.RequestURI, what) }
-		// The daemon asks for one object of all to learn how far the server is.
-		whole := asks("sendInitialEvents=true") || e.Verb == "list" && !asks("limit=1")
-		of := ""
-		switch {
-		case asks("fieldSelector=spec.nodeName%3D"):
-			of, whole = "own", false
-		case asks("fieldSelector=spec.nodeName%21%3D"):
-			of = "others"
-		case asks("Selector="):
-			whole = false
-		}
-		out[Asked{e.Verb, e.ObjectRef.APIGroup, r, e.ResponseStatus.Code, whole, of}]++
+		s.asked.all[e.asked()]++
 	}
-	return out, nil
+	return maps.Clone(s.asked.all), nil
 }
 
-// starting reports whether the server was being started at a time.
+// event is one of the audit log.
+type event struct {
+	Verb       string
+	RequestURI string
+	UserAgent  string
+	Received   time.Time `json:"requestReceivedTimestamp"`
+	ObjectRef  struct {
+		APIGroup, Resource, Subresource, Name string
+	}
+	ResponseStatus struct{ Code int }
+}
+
+func (e event) asked() Asked {
+	a := Asked{Verb: e.Verb, Group: e.ObjectRef.APIGroup, Resource: e.ObjectRef.Resource, Code: e.ResponseStatus.Code}
+	switch a.Resource {
+	case "secrets", "leases":
+		a.Name = e.ObjectRef.Name
+	}
+	if e.ObjectRef.Subresource != "" {
+		a.Resource += "/" + e.ObjectRef.Subresource
+	}
+	asks := func(what string) bool { return strings.Contains(e.RequestURI, what) }
+	// The daemon asks for one object of all to learn how far the server is.
+	a.Whole = asks("sendInitialEvents=true") || e.Verb == "list" && !asks("limit=1")
+	switch {
+	case asks("fieldSelector=spec.nodeName%3D"):
+		a.Of, a.Whole = "own", false
+	case asks("fieldSelector=spec.nodeName%21%3D"):
+		a.Of = "others"
+	case asks("Selector="):
+		a.Whole = false
+	}
+	return a
+}
+
+// starting reports whether the server was being started at a time. s.mu is held.
 func (s *Server) starting(at time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.starts, func(r start) bool { return !at.Before(r.from) && !at.After(r.to) })
+	return slices.ContainsFunc(s.starts, func(r start) bool {
+		return !at.Before(r.from) && (r.to.IsZero() || !at.After(r.to))
+	})
 }
 
 // freePort returns a port that nothing listens on at this moment.
@@ -318,8 +352,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}, s.conf.reach()...)
 	args = append(args, s.trust.flags(s.AccountsKey())...)
 	args = append(args, s.conf.Flags...)
-	begin := time.Now()
 	s.mu.Lock()
+	s.starts = append(s.starts, start{from: time.Now()})
 	s.process = exec.Command(filepath.Join(s.conf.Bin, "kube-apiserver"), args...)
 	s.process.Stdout, s.process.Stderr = s.log, s.log
 	s.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -348,7 +382,7 @@ func (s *Server) Run(ctx context.Context) error {
 		err := s.ready(ctx)
 		if err == nil {
 			s.mu.Lock()
-			s.starts = append(s.starts, start{begin, time.Now()})
+			s.starts[len(s.starts)-1].to = time.Now()
 			s.mu.Unlock()
 			return nil
 		}

@@ -52,7 +52,13 @@ func run(m *testing.M) (code int) {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	return m.Run()
+	if code = m.Run(); code == 0 && whole() {
+		if err := unused(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
 }
 
 // define installs the custom resources of both groups by the manifests that

@@ -67,6 +67,13 @@ spec: {controllers: {node: {leakGracePeriod: 20m, hostEndpoint: {autoCreate: %s,
 	apply("Enabled")
 	has("mine:none0", "node1-auto-hep:*", "node2-auto-hep:*", "node2-up-"+"eth0"+"-auto-hep:"+"eth0")
 	running("Enabled 20m0s")
+	kubectl(t, "label", "node", "node1", "tried=yes")
+	await.Until(t, "a host endpoint has the labels of its Node", func() error {
+		if got := kubectl(t, "get", "hostendpoints.projectcalico.org/node1-auto-hep", "-o", "jsonpath={.metadata.labels.tried}"); got != "yes" {
+			return fmt.Errorf("the label is %q", got)
+		}
+		return nil
+	})
 	apply("Disabled")
 	has("mine:none0")
 	running("Disabled 20m0s")

@@ -82,7 +82,7 @@ func TestStolenToken(t *testing.T) {
 		{"another's address, to be free", "PATCH", "/apis/" + group + "/ipamblocks/" + block, patch, fmt.Sprintf(`[{"op":"replace","path":"/spec/allocations/%d","value":null}]`, address), 422, "may not write the block", "cannot patch"},
 		{"another's block's deletion", "DELETE", "/apis/" + group + "/ipamblocks/" + block, "", "", 422, "may not write the block", "cannot delete"},
 		{"a handle of another's deletion", "DELETE", "/apis/" + group + "/ipamhandles/" + handle, "", "", 422, "may not write the handle", "cannot delete"},
-		{"its count", "PATCH", "/apis/" + group + "/ipamhandles/" + handle, merge, `{"spec":{"block":{"192.168.255.0/30":7}}}`, 422, "may not write the handle", "cannot patch"},
+		{"its count", "PATCH", "/apis/" + group + "/ipamhandles/" + handle, merge, `{"spec":{"block":{"192.168.255.0/30":7}}}`, 403, "cannot patch", ""},
 		{"a key of all", "PUT", "/api/v1/namespaces/kube-system/secrets/routerd-probe", plain, `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"routerd-probe"}}`, 403, "cannot update", ""},
 		{
 			"the token of another account", "POST", "/api/v1/namespaces/kube-system/secrets", plain,
