@@ -303,12 +303,14 @@ func (b *backend) take(ctx context.Context) {
 		case <-b.Changed():
 		}
 		for more := true; more && ctx.Err() == nil; {
-			r := b.reader()
+			// The reader is made with the engine's lock: one from before would read by the former
+			// policy what was judged again by another meanwhile, which is handed on once.
+			var r *reader
 			var changes []chosenPaths
 			var events []engine.Event
 			more = b.Take(step, func(e engine.Event) { events = append(events, e) }, func(prefix wire.Prefix, paths iter.Seq[*engine.Path]) {
 				if changes == nil {
-					changes = make([]chosenPaths, 0, size)
+					r, changes = b.reader(), make([]chosenPaths, 0, size)
 				}
 				changes = append(changes, chosenPaths{prefix, r.hops(paths)})
 			})
