@@ -80,7 +80,9 @@ func (a *Asker) Ask(p Packet) (Hop, error) {
 	head := make([]byte, unix.SizeofRtMsg)
 	head[0] = nl.Family(p.To)
 	head[1] = byte(p.To.BitLen())
-	binary.NativeEndian.PutUint32(head[8:], unix.RTM_F_LOOKUP_TABLE) // say which table
+	if p.To.Is4() { // for IPv6 the kernel says it unasked, and takes no flag
+		binary.NativeEndian.PutUint32(head[8:], unix.RTM_F_LOOKUP_TABLE) // say which table
+	}
 	var b nl.Batch
 	in := uint32(0)
 	if p.In != "" {

@@ -101,7 +101,9 @@ func TestLook(t *testing.T) {
 // TestAsk: the kernel says where packets go, and why they do not.
 func TestAsk(t *testing.T) {
 	enter(t)
-	run(t, "ip addr add 10.2.0.1/24 dev b0", "ip route add 192.168.1.0/24 via 10.2.0.2", "ip route add blackhole 192.168.2.0/24",
+	run(t, "ip addr add fd00:1::1/64 dev a0 nodad", "ip addr add fd00:2::1/64 dev b0 nodad", "ip route add fd00:9:1::/64 via fd00:2::2", "ip route add blackhole fd00:9:2::/64",
+		"ip route add fd00:9:3::/64 dev b0 table 100", "ip -6 rule add from fd00:1::7 lookup 100", "sysctl -qw net.ipv6.conf.all.forwarding=1",
+		"ip addr add 10.2.0.1/24 dev b0", "ip route add 192.168.1.0/24 via 10.2.0.2", "ip route add blackhole 192.168.2.0/24",
 		"ip route add 192.168.3.0/24 dev b0 table 100", "ip rule add from 10.1.0.7 lookup 100",
 		"sysctl -qw net.ipv4.conf.a0.forwarding=1 net.ipv4.conf.b0.forwarding=0 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.a0.rp_filter=1 net.ipv4.conf.b0.rp_filter=0")
 	a, err := Open()
@@ -123,6 +125,12 @@ func TestAsk(t *testing.T) {
 		"not forwarding":    {"10.2.0.5", "10.1.0.5", "b0", Hop{}, ErrNotForwarded},
 		"no route":          {"", "172.16.0.1", "", Hop{}, ErrNoRoute},
 		"no route from far": {"10.1.0.5", "172.16.0.1", "a0", Hop{}, ErrNoRoute},
+
+		"IPv6, sent":      {"", "fd00:9:1::5", "", Hop{Device: "b0", Gateway: netip.MustParseAddr("fd00:2::2"), Table: dataplane.MainTable}, nil},
+		"IPv6, forwarded": {"fd00:1::5", "fd00:9:1::5", "a0", Hop{Device: "b0", Gateway: netip.MustParseAddr("fd00:2::2"), Table: dataplane.MainTable}, nil},
+		"IPv6, by a rule": {"fd00:1::7", "fd00:9:3::5", "a0", Hop{Device: "b0", Table: 100}, nil},
+		"IPv6, dropped":   {"fd00:1::5", "fd00:9:2::5", "a0", Hop{}, ErrForbidden},
+		"IPv6, no route":  {"fd00:1::5", "fd00:8::1", "a0", Hop{}, ErrNoRoute},
 	} {
 		p := Packet{To: netip.MustParseAddr(tt.to), In: tt.in}
 		if tt.from != "" {

@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -322,5 +323,19 @@ func testFamilyStatus(t *testing.T, l *lab.Lab, m familyMode) {
 		if !p.GetUsable() {
 			t.Errorf("pool %s is not served: %s", p.GetName(), p.GetReason())
 		}
+	}
+	for _, host := range l.Hosts() {
+		await.Until(t, "the doctor of "+host+" finds that the kernel sends all packets where they are to go", func() error {
+			out, err := tryRouterctl(t, l, host, "", "doctor") // its exit code is of what it finds
+			for line := range strings.Lines(out) {
+				if strings.Contains(line, " way ") {
+					return errors.New(out)
+				}
+			}
+			if out == "" {
+				return err
+			}
+			return nil
+		})
 	}
 }
