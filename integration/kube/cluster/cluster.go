@@ -268,8 +268,12 @@ func (c *Cluster) startServer(ctx context.Context) (err error) {
 func (c *Cluster) kubeconfig(token string) string { return c.KubeconfigText("", token) }
 
 func (c *Cluster) startControllers(context.Context) error {
+	cidrs := []string{"--allocate-node-cidrs=false"}
+	if c.conf.Datastore == PodCIDR {
+		cidrs = []string{"--allocate-node-cidrs=true", "--cluster-cidr=" + c.each(func(f family) string { return f.pods })}
+	}
 	for name, flags := range map[string][]string{
-		"kube-controller-manager": {"--service-account-private-key-file=" + c.AccountsKey(), "--root-ca-file=" + c.CAFile, "--allocate-node-cidrs=false", "--controllers=*,-kube-apiserver-serving-clustertrustbundle-publisher-controller"},
+		"kube-controller-manager": append(cidrs, "--service-account-private-key-file="+c.AccountsKey(), "--root-ca-file="+c.CAFile, "--controllers=*,-kube-apiserver-serving-clustertrustbundle-publisher-controller"),
 		"kube-scheduler":          nil,
 	} {
 		args := append([]string{"--kubeconfig=" + c.config, "--leader-elect=false", "--bind-address=127.0.0.1"}, flags...)

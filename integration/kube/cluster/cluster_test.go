@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -290,28 +291,29 @@ func probed(t *testing.T, c *cluster.Cluster, serviceIP string) {
 	if there == here {
 		there = c.Nodes[1].Name
 	}
+	const addr = `[0-9a-f:.\[\]]+`
 	for _, tt := range []struct {
 		to, sent  string
 		elsewhere bool // what happens there is not seen
 	}{
-		{to: "service/default/web", sent: serviceIP + ":80"},
-		{to: here + ":" + port, sent: `[0-9.]+:` + port},
-		{to: there + ":" + port, sent: `[0-9.]+:` + port, elsewhere: world.Config.Datastore != cluster.Etcd}, // hosts whose datastore is the API do not ask each other
+		{to: "service/default/web", sent: regexp.QuoteMeta(netip.AddrPortFrom(netip.MustParseAddr(serviceIP), 80).String())},
+		{to: here + ":" + port, sent: addr + `:` + port},
+		{to: there + ":" + port, sent: addr + `:` + port, elsewhere: world.Config.Datastore != cluster.Etcd}, // hosts whose datastore is the API do not ask each other
 	} {
 		await.Until(t, "a packet to "+tt.to, func() error {
 			out, err := c.Kubectl(t.Context(), "", "-n", "kube-system", "exec", daemon, "--", "routerctl", "trace", "--from", "other/"+client, "--to", tt.to, "--probe")
 			if err != nil { // the exit code, as the way is unknown
 				out += err.Error()
 			}
-			endpoint, result := `[0-9.]+:8080`, `it arrived at [0-9.]+:8080 \(default/web-\w+\), and its answer came back`
+			endpoint, result := addr+`:8080`, `it arrived at `+addr+`:8080 \(default/web-\w+\), and its answer came back`
 			if tt.elsewhere {
 				endpoint, result = tt.sent, "it arrived, and its answer came back"
 			}
 			for _, want := range []string{
 				`(?m)^ *probe: ` + result + `$`,
-				`(?m)^ *` + here + ` +packet +in +cali\w+ +\d+ +[0-9.]+ +` + tt.sent + `$`,
-				` +packet +out +\S+ +\d+ +[0-9.]+ +` + endpoint + `\n`,
-				`(?m)^ *` + here + ` +answer +out +cali\w+ +\d+ +` + tt.sent + ` +[0-9.]+$`,
+				`(?m)^ *` + here + ` +packet +in +cali\w+ +\d+ +[0-9a-f:.]+ +` + tt.sent + `$`,
+				` +packet +out +\S+ +\d+ +[0-9a-f:.]+ +` + endpoint + `\n`,
+				`(?m)^ *` + here + ` +answer +out +cali\w+ +\d+ +` + tt.sent + ` +[0-9a-f:.]+$`,
 			} {
 				if !regexp.MustCompile(want).MatchString(out) {
 					return fmt.Errorf("no %q in\n%s", want, out)
@@ -320,6 +322,15 @@ func probed(t *testing.T, c *cluster.Cluster, serviceIP string) {
 			return nil
 		})
 	}
+}
+
+// within reports whether an address is in one of some prefixes.
+func within(addr string, prefixes []string) bool {
+	a, err := netip.ParseAddr(addr)
+	return err == nil && slices.ContainsFunc(prefixes, func(s string) bool {
+		p, err := netip.ParsePrefix(s)
+		return err == nil && p.Contains(a)
+	})
 }
 
 // TestReach: pods of every node, Services, hosts and who is outside of the cluster reach
@@ -349,6 +360,9 @@ func TestReach(t *testing.T) {
 			t.Fatalf("a pod and its node and addresses: %q; want %d addresses", f, families)
 		}
 		for _, addr := range f[2:] {
+			if cidrs := strings.Fields(kubectl(t, c, "get", "node", f[1], "-o", "jsonpath={.spec.podCIDRs[*]}")); world.Config.Datastore == cluster.PodCIDR && !within(addr, cidrs) {
+				t.Errorf("the pod on %s has %s, which is in none of %q", f[1], addr, cidrs)
+			}
 			await.Until(t, "the datastore knows whose "+addr+" is", func() error {
 				out, err := c.Routerctl(t.Context(), "ipam", "show", "--ip="+addr).CombinedOutput()
 				if err == nil && !strings.Contains(string(out), f[0]) {
@@ -365,7 +379,7 @@ func TestReach(t *testing.T) {
 		}
 	}
 	serviceIP := kubectl(t, c, "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
-	targets = append(targets, target{"Service", serviceIP + ":80"}, target{"load balancer", "172.17.0.7:80"})
+	targets = append(targets, target{"Service", net.JoinHostPort(serviceIP, "80")}, target{"load balancer", "172.17.0.7:80"})
 	sources = append(sources, source{"client in other", inPod("other", "deployment/client"), "/agnhost"},
 		source{"node1", func(script string) *exec.Cmd { return c.Nodes[0].Command(t.Context(), "sh", "-c", script) }, agnhost},
 		source{"outside", func(script string) *exec.Cmd { return exec.CommandContext(t.Context(), "sh", "-c", script) }, agnhost})

@@ -22,13 +22,16 @@ const (
 	V3   Datastore = "v3"   // projectcalico.org/v3, and routerd brings them
 	V1   Datastore = "v1"   // crd.projectcalico.org/v1, which are there before routerd comes
 	Etcd Datastore = "etcd" // etcd in which the API has no part
+
+	// As V3, where pods have addresses of what Kubernetes gave their Nodes.
+	PodCIDR Datastore = "pod-cidr"
 )
 
 // manifests is the directory below configs/kubernetes that is for it.
 func (d Datastore) manifests() (string, error) {
-	dir := map[Datastore]string{V3: "new-cluster", V1: "beside-calico", Etcd: "etcd"}[d]
+	dir := map[Datastore]string{V3: "new-cluster", V1: "beside-calico", Etcd: "etcd", PodCIDR: "pod-cidr"}[d]
 	if dir == "" {
-		return "", fmt.Errorf("datastore %q: want v3, v1 or etcd", d)
+		return "", fmt.Errorf("datastore %q: want v3, v1, etcd or pod-cidr", d)
 	}
 	return dir, nil
 }
@@ -40,6 +43,9 @@ type edit struct{ from, to string }
 func (c *Cluster) edits() (list []edit) {
 	if c.conf.Datastore == Etcd {
 		list = append(list, edit{"https://etcd.example:2379", "https://" + c.etcd.Listen().String()})
+	}
+	if c.conf.Datastore == PodCIDR {
+		list = append(list, edit{"cidr: 10.244.0.0/16", "cidr: " + familyOf(dataplane.IPv4).pods})
 	}
 	if slices.Contains(c.conf.Families, dataplane.IPv6) {
 		// What they have for this as comments.

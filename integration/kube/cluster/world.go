@@ -83,7 +83,7 @@ func Programs(t *testing.T) (bin, kubeBin string) {
 // Flags adds those by which the configuration is chosen.
 func (c *Config) Flags(f *flag.FlagSet) {
 	f.IntVar(&c.Nodes, "nodes", c.Nodes, "how many nodes the cluster has")
-	f.Func("datastore", "where Calico's resources are: v3 or v1 (definitions of projectcalico.org/v3 or crd.projectcalico.org/v1 in the API), or etcd (default v3)", func(s string) error {
+	f.Func("datastore", "where Calico's resources are: v3 or v1 (definitions of projectcalico.org/v3 or crd.projectcalico.org/v1 in the API), etcd, or pod-cidr: as v3, with addresses of Nodes' pod CIDRs (default v3)", func(s string) error {
 		c.Datastore = Datastore(s)
 		_, err := c.Datastore.manifests()
 		return err
