@@ -296,7 +296,7 @@ func newRouter(ctx context.Context, c config.Config, name string, said *events.L
 		Network: c.CNI.NetworkName,
 		Node:    name, Dir: c.WorkloadDir(), Journal: d.journal, IPAM: d.ipam, Sink: d.kernel, Store: d.db, Wire: d.wire,
 		Behind: c.IPAM.Reserve.Min > 0, Kubernetes: d.inAPI, UsePodCIDR: c.IPAM.UsePodCIDR, Ready: d.attachReady, Held: d.mayWrite,
-		LingerEnd: attach.LingerEnd, Rules: d.policy.Rules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
+		LingerConfirm: attach.LingerConfirm, LingerEnd: attach.LingerEnd, Rules: d.policy.Rules(), OwnWrites: d.cluster, Tracer: d.tracer, Log: log.With("component", "attach"),
 	}
 	if d.mirrors() {
 		ac.Pods = d.api
@@ -413,6 +413,7 @@ func (d *router) run(stop context.Context) error {
 		select {
 		case <-stop.Done():
 			d.leave(ctx)
+			d.attach.Settle(ctx)
 			cancel()
 		case <-ctx.Done():
 		}

@@ -216,6 +216,9 @@ func (x *addresses) confirm(ctx context.Context, rs []record, errs []error) {
 	var cs []ipam.Confirmation
 	var of []int // index in rs of each of cs
 	for i, r := range rs {
+		if r.State.unassigned() {
+			continue // later
+		}
 		more := x.confirmations(r, r.Claims)
 		cs, of = append(cs, more...), append(of, slices.Repeat([]int{i}, len(more))...)
 	}

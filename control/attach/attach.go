@@ -71,6 +71,9 @@ type Endpoint struct {
 // after the DEL.
 const LingerEnd = 5 * time.Second
 
+// LingerConfirm is long enough for [Config.LingerConfirm] to leave out pods of short jobs.
+const LingerConfirm = 30 * time.Second
+
 // Config is what [New] needs. All fields without a default are required.
 type Config struct {
 	Node string // this host's name in the datastore
@@ -104,6 +107,10 @@ type Config struct {
 	// waits for the end of its pod, which tells those who read pods that it has no address any
 	// more, and for others that end; 0: it does not wait. Until then no other gets its address.
 	LingerEnd time.Duration
+	// LingerConfirm is how long, with Kubernetes, the addresses of a pod stay the reserve's in
+	// the datastore after they were written to the pod: those of one that ends before are never written
+	// there, and others' are many at once; 0: they are written first.
+	LingerConfirm time.Duration
 	// Kubernetes says that the datastore is the API of Kubernetes: a pod's endpoint is
 	// the pod, of which this host writes the addresses alone, and what else it says
 	// comes from there. What is no pod is served without the datastore.
@@ -217,7 +224,7 @@ func assemble(cfg Config) *Attacher {
 	}
 	flusher := &flusher{
 		ledger: ledger, store: db, addresses: addresses, endpoints: endpoints, own: own, schedule: schedule,
-		reclaim: reclaimer, steps: steps, log: log, pass: make(chan struct{}, 1),
+		reclaim: reclaimer, steps: steps, log: log, linger: cfg.LingerConfirm, pass: make(chan struct{}, 1),
 	}
 	pods := newPods(cfg.podAPI(db), cfg.Node, db, log)
 	mtus := &mtus{dir: cfg.Dir, ledger: ledger, locks: locks, host: host, steps: steps, log: log}
@@ -407,6 +414,22 @@ func (a *Attacher) Run(ctx context.Context) {
 			timer.Reset(time.Until(next))
 		}
 	}
+}
+
+// settleTimeout bounds [Attacher.Settle]: the journal has what is left.
+const settleTimeout = 5 * time.Second
+
+// Settle writes to the datastore at once what waits for others or for a pod's end, as far as it
+// succeeds: for a daemon that ends, whose host may be another program's afterwards.
+func (a *Attacher) Settle(ctx context.Context) {
+	ctx, cancel := bounded(ctx, settleTimeout)
+	defer cancel()
+	if a.flusher.linger == 0 && a.releaser.linger == 0 || !a.store.writable() {
+		return
+	}
+	a.schedule.done(a.schedule.awaited()...)
+	a.flusher.all(ctx, a.schedule.waits)
+	a.releaser.complete(ctx, a.schedule.waits)
 }
 
 // workThrough tries everything that is due.

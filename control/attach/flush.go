@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/routerd/routerd/store"
 )
@@ -23,6 +24,7 @@ type flusher struct {
 	reclaim   *reclaimer
 	steps     *runner
 	log       *slog.Logger
+	linger    time.Duration // see Config.LingerConfirm
 	pass      chan struct{} // holds a token while it flushes
 	away      bool          // the datastore was, when it was written to last; for who has the token
 }
@@ -40,9 +42,10 @@ func (f *flusher) all(ctx context.Context, later func(ID) bool) bool {
 	case <-ctx.Done():
 		return false
 	}
+	f.gather(later)
 	writable := f.store.writable()
 	// What the datastore has heard nothing of is released without it.
-	due, waiting := f.ledger.pending(writable, later)
+	due, waiting := f.ledger.pending(writable, later, f.patches)
 	if !writable {
 		f.schedule.failed(waiting...)
 	}
@@ -77,6 +80,32 @@ func (f *flusher) all(ctx context.Context, later func(ID) bool) bool {
 		}
 	}
 	return left == 0
+}
+
+// patches reports whether an attachment's addresses are to be confirmed later than its endpoint
+// is written: no other host goes by whose they are.
+func (f *flusher) patches(r record) bool {
+	return f.linger > 0 && f.endpoints.kubernetes && r.State == attachedLocal && !f.endpoints.local(r) && !r.Given
+}
+
+// gather has those confirmed with the first whose time has come that have lived half as long:
+// they probably go on living, and share the writes of the blocks.
+func (f *flusher) gather(later func(ID) bool) {
+	if f.linger == 0 {
+		return
+	}
+	all, due := f.ledger.snapshot(), false
+	for id, r := range all {
+		due = due || r.State == attachedPatched && r.Endpoint != 0 && !later(id)
+	}
+	if !due {
+		return
+	}
+	for _, id := range f.schedule.awaited() {
+		if r := all[id]; r.State == attachedPatched && time.Since(r.Since) >= f.linger/2 {
+			f.schedule.done(id)
+		}
+	}
 }
 
 // flush writes attachments: their addresses first, then their endpoints. It
@@ -124,7 +153,7 @@ func (f *flusher) write(ctx context.Context, rs []record, revs []store.Revision,
 	var good []record
 	var of []int // index in rs of each of good
 	for i, r := range rs {
-		if errs[i] == nil {
+		if revs[i] = r.Endpoint; errs[i] == nil && !r.patched {
 			good, of = append(good, r), append(of, i)
 		}
 	}
@@ -139,7 +168,18 @@ func (f *flusher) write(ctx context.Context, rs []record, revs []store.Revision,
 
 // written takes account of an attachment that the datastore has.
 func (f *flusher) written(r record, rev store.Revision) error {
-	f.own.written(r, rev)
+	if !r.patched {
+		f.own.written(r, rev)
+	}
+	if r.State == attachedPatched {
+		if err := f.ledger.amend(r.id(), r.Since, none, func(have *record) { have.Endpoint = rev }); err != nil {
+			return err
+		}
+		if f.schedule.await(r.id(), f.linger); f.ledger.state(r.id()) != attachedPatched {
+			f.schedule.await(r.id(), 0) // it ended meanwhile
+		}
+		return nil
+	}
 	err := f.ledger.amend(r.id(), r.Since, stored, func(have *record) {
 		have.Claims, have.Endpoint = nil, rev
 		have.Reused, have.Former = false, nil

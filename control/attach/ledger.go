@@ -149,9 +149,10 @@ func (l *ledger) remove(id ID) error {
 	return nil
 }
 
-// settled returns the attachments with addresses of which the datastore knows.
+// settled returns the attachments with addresses of which the datastore knows, or whose
+// endpoints it knows.
 func (l *ledger) settled() []record {
-	return l.having(func(s state) bool { return s.attached() && !s.pending() && s != attachedFenced })
+	return l.having(func(s state) bool { return s == attachedPatched || s.attached() && !s.pending() && s != attachedFenced })
 }
 
 // fenced returns the attachments whose addresses the datastore gives to others.
@@ -190,8 +191,9 @@ func (l *ledger) sync() error {
 }
 
 // pending returns the attachments of which the datastore is to be written. With
-// mark it may know of them from here on, except those to leave out.
-func (l *ledger) pending(mark bool, leaveOut func(ID) bool) (due []record, left []ID) {
+// mark it may know of them from here on, except those to leave out; of those that patch
+// chooses, and that it has heard nothing of, only the endpoint.
+func (l *ledger) pending(mark bool, leaveOut func(ID) bool, patch func(record) bool) (due []record, left []ID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, r := range l.records {
@@ -200,9 +202,15 @@ func (l *ledger) pending(mark bool, leaveOut func(ID) bool) (due []record, left 
 		case !mark || leaveOut(id):
 			left = append(left, id)
 		default:
-			r.State = r.State.after(flushing)
-			l.records[id] = r
+			e := flushing
+			if r.State == attachedPatched && r.Endpoint == 0 || patch(r) {
+				e = patching
+			}
+			r.patched = r.State == attachedPatched && r.Endpoint != 0
+			r.State = r.State.after(e)
 			due = append(due, r)
+			r.patched = false
+			l.records[id] = r
 		}
 	}
 	slices.SortFunc(due, func(x, y record) int { return x.Since.Compare(y.Since) })

@@ -3,6 +3,7 @@ package attach
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -20,15 +21,23 @@ type endsOf struct {
 	store.Store
 	mu   sync.Mutex
 	ends int
+	puts int // endpoints that are written
 }
 
 func (s *endsOf) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, error) {
 	for _, op := range ops {
-		if op.Action == store.Remove && op.Object.Key.Kind == store.KindWorkloadEndpoint {
-			s.mu.Lock()
-			s.ends++
-			s.mu.Unlock()
+		if op.Object.Key.Kind != store.KindWorkloadEndpoint {
+			continue
 		}
+		s.mu.Lock()
+		switch op.Action {
+		case store.Remove:
+			s.ends++
+		case store.Put:
+			s.puts++
+		case store.Check:
+		}
+		s.mu.Unlock()
 	}
 	return s.Store.Txn(ctx, ops...)
 }
@@ -166,4 +175,80 @@ func hurries(t *testing.T, pod string, wantTold int) {
 	if _, err := a.Add(t.Context(), second); !errors.Is(err, ipam.ErrExhausted) {
 		t.Errorf("%v, want that there is no address", err)
 	}
+}
+
+// confirming is a world on the API of Kubernetes in which addresses are confirmed later than
+// pods are told them, with a pod that was told.
+func confirming(t *testing.T, linger time.Duration) (*world, *Attacher, *endsOf, AddRequest) {
+	t.Helper()
+	w := newWorld(t)
+	ends := &endsOf{Store: w.store}
+	w.ipam.reserve = true
+	w.cfg = func(c *Config) {
+		c.Kubernetes, c.Behind, c.LingerConfirm, c.Linger, c.Store = true, true, linger, time.Millisecond, ends
+	}
+	a := w.start()
+	a.HandlePods(told(t, kubePod("u1", nil)))
+	w.run(a)
+	req := podRequest(w.request(1), "ns1", "web-0")
+	req.PodUID = "u1"
+	w.add(a, req)
+	await.True(t, "the pod is told", func() bool { r, _ := a.ledger.get(req.ID); return r.Endpoint != 0 })
+	return w, a, ends, req
+}
+
+// TestConfirmedLater: the datastore hears of a pod's addresses when the pod has lived for a
+// while, when the daemon ends, or is started anew, and of those of one that ends before never;
+// the pod is told once.
+func TestConfirmedLater(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		linger time.Duration
+		then   func(t *testing.T, w *world, a *Attacher)
+		puts   int
+	}{
+		{"it lives on", 200 * time.Millisecond, func(*testing.T, *world, *Attacher) {}, 1},
+		{"the daemon ends", time.Hour, func(t *testing.T, _ *world, a *Attacher) { a.Settle(t.Context()) }, 1},
+		{"the daemon is killed", time.Hour, func(_ *testing.T, w *world, _ *Attacher) { w.run(w.start()) }, 2},
+		{"the reserve is made to forget it", time.Hour, func(_ *testing.T, _ *world, a *Attacher) { a.reclaimer.later() }, 2},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			w, a, ends, req := confirming(t, tc.linger)
+			if r, _ := a.ledger.get(req.ID); r.State == attachedPatched && len(w.ipam.handles()) > 0 {
+				t.Errorf("handles %v, want none yet", w.ipam.handles())
+			}
+			tc.then(t, w, a)
+			await.Until(t, "the addresses are confirmed", func() error {
+				if got := w.ipam.handles(); !slices.Equal(got, []string{handle(req.ID)}) {
+					return fmt.Errorf("handles %v", got)
+				}
+				return nil
+			})
+			await.Until(t, "the pod is told", func() error {
+				ends.mu.Lock()
+				defer ends.mu.Unlock()
+				if ends.puts != tc.puts {
+					return fmt.Errorf("%d times, want %d", ends.puts, tc.puts)
+				}
+				return nil
+			})
+		})
+	}
+	t.Run("it ends before", func(t *testing.T) {
+		t.Parallel()
+		w, a, ends, req := confirming(t, time.Hour)
+		w.ipam.refuse(handle(req.ID), errors.New("the datastore is asked to release what it never heard of"))
+		w.del(a, req)
+		await.Until(t, "clean", func() error {
+			if _, known := a.ledger.get(req.ID); known {
+				return errors.New("the record is there")
+			}
+			return nil
+		})
+		if ends.told() != 1 || len(w.ipam.claimed()) > 0 || len(w.ipam.handles()) > 0 || w.ipam.refusals() > 0 {
+			t.Errorf("the API was told %d times, claims %v, handles %v, %d releases", ends.told(), w.ipam.claimed(), w.ipam.handles(), w.ipam.refusals())
+		}
+	})
 }

@@ -101,7 +101,7 @@ func (x *reclaimer) freed(s cluster.Step) bool {
 			}
 			// Once the endpoint is there the address was the workload's own: a block from
 			// further on by which it is reserved is of a datastore that was restored.
-			reserved := r.Endpoint == 0 || rev <= r.Endpoint
+			reserved := r.State == attachedPatched || r.Endpoint == 0 || rev <= r.Endpoint
 			for _, a := range r.addrs() {
 				if ev.Key.CIDR().Contains(a) && !x.holds(b, a, r, reserved) {
 					x.log.Warn("somebody took a workload's address away in the datastore; it is taken again", append(logID(r.id()), "address", a)...)

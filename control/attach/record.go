@@ -50,6 +50,8 @@ type record struct {
 	More *more `json:"endpoint,omitempty"` // what the endpoint says beside names and addresses
 
 	State state `json:"-"` // see diskState
+
+	patched bool // the endpoint is written, in what [ledger.pending] returns
 }
 
 // diskRecord is a record on disk.

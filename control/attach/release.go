@@ -94,7 +94,7 @@ func (x *releaser) dropEndpoint(ctx context.Context, r record) error {
 }
 
 func (x *releaser) releaseAddresses(ctx context.Context, r record) error {
-	if _, shared := x.ledger.namesake(r.id()); r.leases() && !shared {
+	if _, shared := x.ledger.namesake(r.id()); r.leases() && !shared && !x.ledger.state(r.id()).unassigned() {
 		if err := x.addresses.releaseHandle(ctx, handle(r.id())); err != nil {
 			return storeError("release the address", err)
 		}
@@ -156,7 +156,7 @@ func (x *releaser) lingers(r record) bool {
 func (x *releaser) hurry(ctx context.Context, own record) bool {
 	var g errgroup.Group
 	g.SetLimit(parallelReleases)
-	ids := x.schedule.awaited()
+	ids := slices.DeleteFunc(x.schedule.awaited(), func(id ID) bool { return !x.ledger.state(id).leaving() })
 	for _, id := range ids {
 		g.Go(func() error {
 			l, err := x.locks.lockBeside(ctx, id, own)
@@ -307,7 +307,7 @@ func (x *releaser) complete(ctx context.Context, later func(ID) bool) bool {
 		}
 		if due {
 			for _, id := range x.schedule.awaited() {
-				if r, ok := all[id]; ok && x.pods.over(r) {
+				if r := all[id]; r.State.leaving() && x.pods.over(r) {
 					x.schedule.done(id)
 				}
 			}

@@ -90,12 +90,14 @@ func (s *schedule) waitsAt(now time.Time, id ID) bool {
 	return s.by[id].at.After(now)
 }
 
-// done forgets past failures of an attachment: what is to be done about it now is
+// done forgets past failures of attachments: what is to be done about them now is
 // something else.
-func (s *schedule) done(id ID) {
+func (s *schedule) done(ids ...ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.by, id)
+	for _, id := range ids {
+		delete(s.by, id)
+	}
 }
 
 // clear forgets all past failures.

@@ -18,6 +18,7 @@ const (
 	addingLocal
 
 	attachedLocal   // complete; the datastore is to be written
+	attachedPatched // likewise, and the datastore may know the endpoint, and nothing of the addresses
 	attachedPending // likewise, and the datastore may know part of it
 	attachedStored  // complete, and the datastore has it
 	attachedFenced  // the datastore gives its address to another: it has no route
@@ -25,11 +26,13 @@ const (
 	// To go: anything of it may still exist.
 	releasing
 	releasingLocal
+	releasingPatched  // the datastore may know the endpoint, and nothing of the addresses
 	releasingDisowned // what the datastore shows of it is another machine's
 
 	// To go, and the wire and the host's routes are gone.
 	detached
 	detachedLocal
+	detachedPatched
 	detachedDisowned
 
 	states // how many there are
@@ -46,6 +49,7 @@ const (
 	completed       // ADD is done; the datastore is written after the answer
 	stored          // the datastore has it
 	adopted         // Calico's plugin attached it, and the datastore has it
+	patching        // the datastore is about to be written the endpoint, and its addresses later
 	flushing        // the datastore is about to be written
 	fenced          // another has an address
 	regained        // its addresses are its own again
@@ -69,26 +73,29 @@ func transitions() []transition {
 	return []transition{
 		// A complete attachment that ADD makes whole stays complete meanwhile.
 		{begun, adding, []state{
-			unrecorded, addingLocal, releasing, releasingLocal, releasingDisowned, detached, detachedLocal, detachedDisowned,
+			unrecorded, addingLocal, releasing, releasingLocal, releasingPatched, releasingDisowned, detached, detachedLocal, detachedPatched, detachedDisowned,
 		}},
 		{asked, adding, []state{addingLocal}},
-		{asked, attachedPending, []state{attachedLocal}},
+		{asked, attachedPending, []state{attachedLocal, attachedPatched}},
 		{reserved, addingLocal, []state{adding}},
 		{completed, attachedLocal, []state{addingLocal}},
 		{completed, attachedPending, []state{adding, attachedStored, attachedFenced}},
-		{stored, attachedStored, []state{adding, addingLocal, attachedLocal, attachedPending, attachedFenced}},
+		{stored, attachedStored, []state{adding, addingLocal, attachedLocal, attachedPatched, attachedPending, attachedFenced}},
 		{adopted, attachedStored, []state{unrecorded}},
-		{flushing, attachedPending, []state{attachedLocal}},
-		{fenced, attachedFenced, []state{attachedLocal, attachedPending, attachedStored}},
+		{patching, attachedPatched, []state{attachedLocal}},
+		{flushing, attachedPending, []state{attachedLocal, attachedPatched}},
+		{fenced, attachedFenced, []state{attachedLocal, attachedPatched, attachedPending, attachedStored}},
 		{regained, attachedPending, []state{attachedFenced}},
 		{released, releasing, []state{unrecorded, adding, attachedPending, attachedStored, attachedFenced}},
 		{released, releasingLocal, []state{addingLocal, attachedLocal}},
+		{released, releasingPatched, []state{attachedPatched}},
 		// An ADD whose record the disk refused to mark as released is detached, too.
 		{wireGone, detached, []state{adding, releasing}},
 		{wireGone, detachedLocal, []state{addingLocal, releasingLocal}},
+		{wireGone, detachedPatched, []state{releasingPatched}},
 		{wireGone, detachedDisowned, []state{releasingDisowned}},
-		{disowned, releasingDisowned, []state{releasing, releasingLocal}},
-		{disowned, detachedDisowned, []state{detached, detachedLocal}},
+		{disowned, releasingDisowned, []state{releasing, releasingLocal, releasingPatched}},
+		{disowned, detachedDisowned, []state{detached, detachedLocal, detachedPatched}},
 		{restarted, releasing, []state{adding}},
 	}
 }
@@ -107,17 +114,25 @@ func (s state) after(e event) state {
 
 // attached says that the workload runs.
 func (s state) attached() bool {
-	return s == attachedLocal || s == attachedPending || s == attachedStored || s == attachedFenced
+	return s == attachedLocal || s == attachedPatched || s == attachedPending || s == attachedStored || s == attachedFenced
 }
 
 // pending says that the datastore is to be written.
-func (s state) pending() bool { return s == attachedLocal || s == attachedPending }
+func (s state) pending() bool {
+	return s == attachedLocal || s == attachedPatched || s == attachedPending
+}
 
 // leaving says that the attachment is to go.
 func (s state) leaving() bool { return s >= releasing && s <= detachedDisowned }
 
 // detached says that the wire is gone.
 func (s state) detached() bool { return s >= detached && s <= detachedDisowned }
+
+// unassigned says that the datastore has heard nothing of the addresses, which are the
+// reserve's there, though it may have of the endpoint.
+func (s state) unassigned() bool {
+	return s == attachedPatched || s == releasingPatched || s == detachedPatched
+}
 
 // withoutStore says that the attachment goes without the datastore, which has
 // heard nothing of it or shows another machine's.
@@ -140,9 +155,9 @@ const (
 func (s state) String() string {
 	return [states]string{
 		unrecorded: "unrecorded", adding: "adding", addingLocal: "adding/local",
-		attachedLocal: "attached/local", attachedPending: "attached/pending", attachedStored: "attached", attachedFenced: "attached/fenced",
-		releasing: "releasing", releasingLocal: "releasing/local", releasingDisowned: "releasing/disowned",
-		detached: "releasing/detached", detachedLocal: "releasing/detached/local", detachedDisowned: "releasing/detached/disowned",
+		attachedLocal: "attached/local", attachedPatched: "attached/patched", attachedPending: "attached/pending", attachedStored: "attached", attachedFenced: "attached/fenced",
+		releasing: "releasing", releasingLocal: "releasing/local", releasingPatched: "releasing/patched", releasingDisowned: "releasing/disowned",
+		detached: "releasing/detached", detachedLocal: "releasing/detached/local", detachedPatched: "releasing/detached/patched", detachedDisowned: "releasing/detached/disowned",
 	}[s]
 }
 

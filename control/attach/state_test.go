@@ -12,7 +12,7 @@ import (
 
 func eventName(e event) string {
 	return [events]string{
-		"none", "begun", "asked", "reserved", "completed", "stored", "adopted", "flushing", "fenced", "regained", "released", "wireGone", "disowned", "restarted",
+		"none", "begun", "asked", "reserved", "completed", "stored", "adopted", "patching", "flushing", "fenced", "regained", "released", "wireGone", "disowned", "restarted",
 	}[e]
 }
 
@@ -21,22 +21,26 @@ func TestTransitions(t *testing.T) {
 	t.Parallel()
 	const stays = unrecorded
 	const local, pending, done, lost = attachedLocal, attachedPending, attachedStored, attachedFenced
-	const relLocal, relDisowned, detLocal, detDisowned = releasingLocal, releasingDisowned, detachedLocal, detachedDisowned
+	const relLocal, relPatched, relDisowned = releasingLocal, releasingPatched, releasingDisowned
+	const detLocal, detPatched, detDisowned = detachedLocal, detachedPatched, detachedDisowned
 	want := [states][events]state{
-		//                   none   begun   asked    reserved     completed stored adopted flushing fenced regained released  wireGone       disowned     restarted
-		unrecorded:        {stays, adding, stays, stays, stays, stays, done, stays, stays, stays, releasing, stays, stays, stays},
-		adding:            {stays, stays, stays, addingLocal, pending, done, stays, stays, stays, stays, releasing, detached, stays, releasing},
-		addingLocal:       {stays, adding, adding, stays, local, done, stays, stays, stays, stays, relLocal, detLocal, stays, stays},
-		attachedLocal:     {stays, stays, pending, stays, stays, done, stays, pending, lost, stays, relLocal, stays, stays, stays},
-		attachedPending:   {stays, stays, stays, stays, stays, done, stays, stays, lost, stays, releasing, stays, stays, stays},
-		attachedStored:    {stays, stays, stays, stays, pending, stays, stays, stays, lost, stays, releasing, stays, stays, stays},
-		attachedFenced:    {stays, stays, stays, stays, pending, done, stays, stays, stays, pending, releasing, stays, stays, stays},
-		releasing:         {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, detached, relDisowned, stays},
-		releasingLocal:    {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, detLocal, relDisowned, stays},
-		releasingDisowned: {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, detDisowned, stays, stays},
-		detached:          {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detDisowned, stays},
-		detachedLocal:     {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detDisowned, stays},
-		detachedDisowned:  {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays},
+		//                   none   begun   asked    reserved     completed stored adopted patching flushing fenced regained released  wireGone       disowned     restarted
+		unrecorded:        {stays, adding, stays, stays, stays, stays, done, stays, stays, stays, stays, releasing, stays, stays, stays},
+		adding:            {stays, stays, stays, addingLocal, pending, done, stays, stays, stays, stays, stays, releasing, detached, stays, releasing},
+		addingLocal:       {stays, adding, adding, stays, local, done, stays, stays, stays, stays, stays, relLocal, detLocal, stays, stays},
+		attachedLocal:     {stays, stays, pending, stays, stays, done, stays, attachedPatched, pending, lost, stays, relLocal, stays, stays, stays},
+		attachedPatched:   {stays, stays, pending, stays, stays, done, stays, stays, pending, lost, stays, relPatched, stays, stays, stays},
+		attachedPending:   {stays, stays, stays, stays, stays, done, stays, stays, stays, lost, stays, releasing, stays, stays, stays},
+		attachedStored:    {stays, stays, stays, stays, pending, stays, stays, stays, stays, lost, stays, releasing, stays, stays, stays},
+		attachedFenced:    {stays, stays, stays, stays, pending, done, stays, stays, stays, stays, pending, releasing, stays, stays, stays},
+		releasing:         {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detached, relDisowned, stays},
+		releasingLocal:    {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detLocal, relDisowned, stays},
+		releasingPatched:  {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detPatched, relDisowned, stays},
+		releasingDisowned: {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detDisowned, stays, stays},
+		detached:          {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detDisowned, stays},
+		detachedLocal:     {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detDisowned, stays},
+		detachedPatched:   {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, detDisowned, stays},
+		detachedDisowned:  {stays, adding, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays, stays},
 	}
 	for s := range states {
 		for e := range events {
@@ -87,9 +91,9 @@ func TestStatesOnDisk(t *testing.T) {
 	t.Parallel()
 	for s, want := range map[state]state{
 		adding: adding, addingLocal: adding,
-		attachedLocal: attachedPending, attachedPending: attachedPending, attachedStored: attachedStored, attachedFenced: attachedFenced,
-		releasing: releasing, releasingLocal: releasing, releasingDisowned: releasingDisowned,
-		detached: releasing, detachedLocal: releasing, detachedDisowned: releasingDisowned,
+		attachedLocal: attachedPending, attachedPatched: attachedPending, attachedPending: attachedPending, attachedStored: attachedStored, attachedFenced: attachedFenced,
+		releasing: releasing, releasingLocal: releasing, releasingPatched: releasing, releasingDisowned: releasingDisowned,
+		detached: releasing, detachedLocal: releasing, detachedPatched: releasing, detachedDisowned: releasingDisowned,
 	} {
 		got, ok := s.disk().state(s == attachedFenced)
 		if !ok || got != want {
