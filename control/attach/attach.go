@@ -427,9 +427,10 @@ func (a *Attacher) Settle(ctx context.Context) {
 	if a.flusher.linger == 0 && a.releaser.linger == 0 || !a.store.writable() {
 		return
 	}
-	a.schedule.done(a.schedule.awaited()...)
-	a.flusher.all(ctx, a.schedule.waits)
-	a.releaser.complete(ctx, a.schedule.waits)
+	a.flusher.ending.Store(true)
+	now := func(ID) bool { return false }
+	a.flusher.all(ctx, now)
+	a.releaser.complete(ctx, now)
 }
 
 // workThrough tries everything that is due.

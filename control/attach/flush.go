@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/routerd/routerd/store"
@@ -25,6 +26,7 @@ type flusher struct {
 	steps     *runner
 	log       *slog.Logger
 	linger    time.Duration // see Config.LingerConfirm
+	ending    atomic.Bool   // nothing waits any more
 	pass      chan struct{} // holds a token while it flushes
 	away      bool          // the datastore was, when it was written to last; for who has the token
 }
@@ -85,7 +87,7 @@ func (f *flusher) all(ctx context.Context, later func(ID) bool) bool {
 // patches reports whether an attachment's addresses are to be confirmed later than its endpoint
 // is written: no other host goes by whose they are.
 func (f *flusher) patches(r record) bool {
-	return f.linger > 0 && f.endpoints.kubernetes && r.State == attachedLocal && !f.endpoints.local(r) && !r.Given
+	return f.linger > 0 && !f.ending.Load() && f.endpoints.kubernetes && r.State == attachedLocal && !f.endpoints.local(r) && !r.Given
 }
 
 // gather has those confirmed with the first whose time has come that have lived half as long:
