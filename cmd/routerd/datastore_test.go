@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/config"
@@ -354,8 +356,16 @@ func testLockedDatastore(t *testing.T, reserve map[string]any) {
 		return err
 	})
 	before := contents(t, s)
-	await.Until(t, "the reserve is filled", func() error {
+	await.Until(t, "the reserve is filled, and the conditions are on the Node", func() error {
 		<-time.After(200 * time.Millisecond) // nobody tells that there is nothing more to write
+		obj, err := s.Get(t.Context(), store.ResourceKey(store.KindNode, "node1"))
+		if err != nil {
+			return err
+		}
+		conditions := obj.Value.(*store.Node).Status.Conditions
+		if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool { return c.Status != metav1.ConditionTrue }); i >= 0 || len(conditions) == 0 {
+			return fmt.Errorf("conditions: %v", conditions)
+		}
 		was := before
 		before = contents(t, s)
 		if diff := cmp.Diff(was, before); diff != "" {

@@ -173,7 +173,8 @@ func (w *etcdWorld) works() {
 // and that the host is live all the time.
 func (w *etcdWorld) quiet(t *testing.T, fault func()) {
 	t.Helper()
-	m, session, routes := w.monitor(), w.tor.session(), w.tor.routes()
+	m, routes := w.monitor(), w.tor.routes()
+	since, session := w.tor.session()
 	alive, stop := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
@@ -196,8 +197,12 @@ func (w *etcdWorld) quiet(t *testing.T, fault func()) {
 	if got := m.changes(); len(got) > 0 {
 		t.Errorf("the fault changed in the kernel:\n%s", strings.Join(got, "\n"))
 	}
-	if diff := cmp.Diff(session+"\n"+routes, w.tor.session()+"\n"+w.tor.routes()); diff != "" {
+	sinceNow, sessionNow := w.tor.session()
+	if diff := cmp.Diff(session+"\n"+routes, sessionNow+"\n"+w.tor.routes()); diff != "" {
 		t.Errorf("the fault changed in the switch (-before +after):\n%s", diff)
+	}
+	if off := sinceNow.Sub(since).Abs(); off > 100*time.Millisecond {
+		t.Errorf("the session is up since %s, and was since %s", sinceNow.Format(time.TimeOnly), since.Format(time.TimeOnly))
 	}
 }
 

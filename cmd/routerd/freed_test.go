@@ -198,9 +198,7 @@ func TestGivenBackToAPod(t *testing.T) {
 		}
 		return err
 	})
-	if err := h.lists("route show "+addr.String(), addr.String()); err != nil {
-		t.Error(err)
-	}
+	await.Until(t, "its route is back", func() error { return h.lists("route show "+addr.String(), addr.String()) })
 }
 
 // nobodyElses attaches more workloads than a block has addresses: none gets the one of

@@ -7,9 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 
@@ -87,9 +89,9 @@ func (s *birdTOR) routes() string {
 	return s.ip("route show proto bird")
 }
 
-// session says since when the switch has its session with the host, and how many routes
-// came and went in it.
-func (s *birdTOR) session() string {
+// session says since when the switch has its session with the host, to some milliseconds, and
+// how many routes came and went in it.
+func (s *birdTOR) session() (since time.Time, routes string) {
 	s.t.Helper()
 	out, err := s.exec("birdc", "-s", s.ctl, "show", "protocols", "all", "node1")
 	if err != nil {
@@ -97,11 +99,18 @@ func (s *birdTOR) session() string {
 	}
 	var lines []string
 	for line := range strings.Lines(out) {
-		if strings.HasPrefix(line, "node1") || strings.Contains(line, "updates:") || strings.Contains(line, "withdraws:") {
+		if f := strings.Fields(line); len(f) > 5 && f[0] == "node1" {
+			// BIRD counts it back from now each time, by two clocks.
+			if since, err = time.Parse("15:04:05.000", f[4]); err != nil {
+				s.t.Fatalf("since when the session is up: %v: %q", err, line)
+			}
+			lines = append(lines, strings.Join(slices.Delete(f, 4, 5), " "))
+		}
+		if strings.Contains(line, "updates:") || strings.Contains(line, "withdraws:") {
 			lines = append(lines, strings.TrimSpace(line))
 		}
 	}
-	return strings.Join(lines, "\n")
+	return since, strings.Join(lines, "\n")
 }
 
 // lose deletes a device whose other end's namespace has ended. The kernel does so too, a moment
