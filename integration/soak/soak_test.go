@@ -200,7 +200,7 @@ func TestGrown(t *testing.T) {
 	}{
 		{"nothing", Usage{}, ""},
 		{"a little", Usage{Memory: 10 << 10, Heap: 2 << 10, Goroutines: 4, Descriptors: 3, Threads: 2, Files: 1}, ""},
-		{"memory", Usage{Memory: 31 << 10}, "KiB of memory"},
+		{"memory", Usage{Memory: 17 << 10}, "KiB of memory"},
 		{"heap", Usage{Heap: 11 << 10}, "KiB of heap"},
 		{"goroutines", Usage{Goroutines: 21}, "a has 121 goroutines, and had 100"},
 		{"descriptors", Usage{Descriptors: 13}, "a has 53 descriptors, and had 40"},
@@ -280,11 +280,11 @@ func TestMultiplied(t *testing.T) {
 
 func TestResidentKiB(t *testing.T) {
 	t.Parallel()
-	if n, err := residentKiB("Name:\trouterd\nVmHWM:\t  70000 kB\nVmRSS:\t   62132 kB\n"); n != 62132 || err != nil {
+	if n, err := anonymousKiB("Name:\trouterd\nVmRSS:\t  70000 kB\nRssAnon:\t   62132 kB\n"); n != 62132 || err != nil {
 		t.Errorf("got %d, %v", n, err)
 	}
-	if _, err := residentKiB("Name:\tx\n"); err == nil {
-		t.Error("no VmRSS, no error")
+	if _, err := anonymousKiB("Name:\tx\n"); err == nil {
+		t.Error("no RssAnon, no error")
 	}
 }
 
