@@ -40,6 +40,7 @@ func TestHostWithoutKubernetes(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
+	t.Cleanup(func() { kubectl(t, "delete", "node", "gw1", "--ignore-not-found") }) // other tests have hosts of its address
 	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", guideBlock(t, "echo '{apiVersion: v1, kind: Node"))
 	cmd.Dir = dir
 	cmd.Env = []string{"HOME=" + dir, "KUBECONFIG=" + admin, "PATH=" + abs(t, kubeBin()) + ":" + os.Getenv("PATH")}
