@@ -96,18 +96,8 @@ func (f *flusher) gather(later func(ID) bool) {
 	if f.linger == 0 {
 		return
 	}
-	all, due := f.ledger.snapshot(), false
-	for id, r := range all {
-		due = due || r.State == attachedPatched && r.Endpoint != 0 && !later(id)
-	}
-	if !due {
-		return
-	}
-	for _, id := range f.schedule.awaited() {
-		if r := all[id]; r.State == attachedPatched && time.Since(r.Since) >= f.linger/2 {
-			f.schedule.done(id)
-		}
-	}
+	patched := func(r record) bool { return r.State == attachedPatched && r.Endpoint != 0 }
+	f.schedule.gather(f.ledger.snapshot(), patched, later, func(r record) bool { return time.Since(r.Since) >= f.linger/2 })
 }
 
 // flush writes attachments: their addresses first, then their endpoints. It

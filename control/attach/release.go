@@ -301,17 +301,7 @@ func (x *releaser) complete(ctx context.Context, later func(ID) bool) bool {
 	)
 	all := x.ledger.snapshot()
 	if x.linger > 0 {
-		due := false
-		for id, r := range all {
-			due = due || r.State.leaving() && !later(id)
-		}
-		if due {
-			for _, id := range x.schedule.awaited() {
-				if r := all[id]; r.State.leaving() && x.pods.over(r) {
-					x.schedule.done(id)
-				}
-			}
-		}
+		x.schedule.gather(all, func(r record) bool { return r.State.leaving() }, later, x.pods.over)
 	}
 	note := func(id ID, err error) {
 		mu.Lock()

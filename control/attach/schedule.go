@@ -90,14 +90,29 @@ func (s *schedule) waitsAt(now time.Time, id ID) bool {
 	return s.by[id].at.After(now)
 }
 
-// done forgets past failures of attachments: what is to be done about them now is
+// gather has others go with the first of some attachments whose time has come: of those that
+// wait for something, the ones that may.
+func (s *schedule) gather(all map[ID]record, of func(record) bool, later func(ID) bool, may func(record) bool) {
+	due := false
+	for id, r := range all {
+		due = due || of(r) && !later(id)
+	}
+	if !due {
+		return
+	}
+	for _, id := range s.awaited() {
+		if r := all[id]; of(r) && may(r) {
+			s.done(id)
+		}
+	}
+}
+
+// done forgets past failures of an attachment: what is to be done about it now is
 // something else.
-func (s *schedule) done(ids ...ID) {
+func (s *schedule) done(id ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, id := range ids {
-		delete(s.by, id)
-	}
+	delete(s.by, id)
 }
 
 // clear forgets all past failures.
