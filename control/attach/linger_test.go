@@ -48,15 +48,16 @@ func (s *endsOf) told() int {
 	return s.ends
 }
 
-// lingering is a world on the API of Kubernetes in which what ended waits for its pod's end,
-// with a pod that the watch told of.
-func lingering(t *testing.T, linger time.Duration) (*world, *Attacher, *endsOf, AddRequest, *store.WorkloadEndpoint) {
+// onKubernetes is a world on the API of Kubernetes in which something waits, with a pod that the
+// watch told of and that is as far as it is to be.
+func onKubernetes(t *testing.T, waits func(*Config), what string, far func(record) bool) (*world, *Attacher, *endsOf, AddRequest, *store.WorkloadEndpoint) {
 	t.Helper()
 	w := newWorld(t)
 	ends := &endsOf{Store: w.store}
 	w.ipam.reserve = true
 	w.cfg = func(c *Config) {
-		c.Kubernetes, c.Behind, c.LingerEnd, c.Linger, c.Store = true, true, linger, time.Millisecond, ends
+		c.Kubernetes, c.Behind, c.Linger, c.Store = true, true, time.Millisecond, ends
+		waits(c)
 	}
 	a := w.start()
 	pod := kubePod("u1", nil)
@@ -65,8 +66,14 @@ func lingering(t *testing.T, linger time.Duration) (*world, *Attacher, *endsOf, 
 	req := podRequest(w.request(1), "ns1", "web-0")
 	req.PodUID = "u1"
 	w.add(a, req)
-	await.True(t, "written", func() bool { return a.ledger.state(req.ID) == attachedStored })
+	await.True(t, what, func() bool { r, _ := a.ledger.get(req.ID); return far(r) })
 	return w, a, ends, req, pod
+}
+
+// lingering is that in which what ended waits for its pod's end, with a pod that is written.
+func lingering(t *testing.T, linger time.Duration) (*world, *Attacher, *endsOf, AddRequest, *store.WorkloadEndpoint) {
+	t.Helper()
+	return onKubernetes(t, func(c *Config) { c.LingerEnd = linger }, "written", func(r record) bool { return r.State == attachedStored })
 }
 
 // attachedAs is what the watch shows of a pod that has its address, or with none had it.
@@ -177,23 +184,11 @@ func hurries(t *testing.T, pod string, wantTold int) {
 	}
 }
 
-// confirming is a world on the API of Kubernetes in which addresses are confirmed later than
-// pods are told them, with a pod that was told.
+// confirming is that in which addresses are confirmed later than pods are told them, with a pod
+// that was told.
 func confirming(t *testing.T, linger time.Duration) (*world, *Attacher, *endsOf, AddRequest) {
 	t.Helper()
-	w := newWorld(t)
-	ends := &endsOf{Store: w.store}
-	w.ipam.reserve = true
-	w.cfg = func(c *Config) {
-		c.Kubernetes, c.Behind, c.LingerConfirm, c.Linger, c.Store = true, true, linger, time.Millisecond, ends
-	}
-	a := w.start()
-	a.HandlePods(told(t, kubePod("u1", nil)))
-	w.run(a)
-	req := podRequest(w.request(1), "ns1", "web-0")
-	req.PodUID = "u1"
-	w.add(a, req)
-	await.True(t, "the pod is told", func() bool { r, _ := a.ledger.get(req.ID); return r.Endpoint != 0 })
+	w, a, ends, req, _ := onKubernetes(t, func(c *Config) { c.LingerConfirm = linger }, "the pod is told", func(r record) bool { return r.Endpoint != 0 })
 	return w, a, ends, req
 }
 
