@@ -367,6 +367,18 @@ $(KUBETOOLS:%=$(KUBE)/%): .ci/kubernetes.mod .ci/kubernetes.sum
 	@mkdir -p $(KUBE)
 	@$(GO) build $(KUBEMOD) -ldflags '$(KUBELDFLAGS)' -o $@ $(PKG)
 
+# The next runtime beside Debian's. Its own module file: it wants other versions of what it shares with Kubernetes.
+RUNTIMETOOLS := containerd containerd-shim-runc-v2
+RUNTIMEVERSION = $(shell awk '$$1 == "github.com/containerd/containerd/v2" { print $$2 }' .ci/containerd.mod)
+
+.PHONY: kube-runtime
+kube-runtime: $(RUNTIMETOOLS:%=$(KUBE)/%) ## Build containerd 2 into .cache/kube/
+
+$(RUNTIMETOOLS:%=$(KUBE)/%): .ci/containerd.mod .ci/containerd.sum
+	@echo "kube-tools: building $(notdir $@) $(RUNTIMEVERSION)"
+	@mkdir -p $(KUBE)
+	@$(GO) build -modfile=$(CURDIR)/.ci/containerd.mod -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(RUNTIMEVERSION)' -o $@ github.com/containerd/containerd/v2/cmd/$(notdir $@)
+
 # By these others judge a cluster.
 .PHONY: kube-suites
 kube-suites: $(KUBE)/e2e.test $(KUBE)/network-policy-api.test $(KUBE)/coredns ## Build those suites into .cache/kube/

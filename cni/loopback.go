@@ -16,8 +16,8 @@ import (
 )
 
 // LoopbackType is the name under which the same program is the plugin that sets a
-// container's loopback interface up: containerd before 2.0 calls it for every pod and
-// starts none without it.
+// container's loopback interface up: containerd calls it for every pod and starts none without
+// it (from 2.0 on unless use_internal_loopback is set).
 const LoopbackType = "loopback"
 
 // loopback carries out the verbs of that plugin. It needs no daemon.

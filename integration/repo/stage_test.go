@@ -52,7 +52,7 @@ func TestStage(t *testing.T) {
 		{
 			stage: "kubernetes",
 			inputs: []string{
-				"Makefile", ".ci/coredns/go.mod", ".ci/kubernetes.mod", ".ci/network-policy-api.mod", "cni/conflist.go", "configs/image/Containerfile", "configs/kubernetes/base/admission.yaml",
+				"Makefile", ".ci/containerd.mod", ".ci/coredns/go.mod", ".ci/kubernetes.mod", ".ci/network-policy-api.mod", "cni/conflist.go", "configs/image/Containerfile", "configs/kubernetes/base/admission.yaml",
 				"control/collect/cluster.go", "control/kubecontrollers/keeper.go", "control/kubesync/kubesync.go", "control/netpolicy/netpolicy.go", "control/nodenetwork/nodenetwork.go",
 				"control/nodestatus/reporter.go", "control/policyevents/policyevents.go", "control/service/service.go", "go.mod",
 				"integration/kube/store_test.go", "integration/kube/suites/e2e_test.go", "integration/ownership/history.go", "store/kube/convert/netpol.go", "store/kube/watch.go",

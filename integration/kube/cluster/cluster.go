@@ -47,11 +47,12 @@ func kubeletToken(node string) string { return "kubelet-of-" + node }
 type Config struct {
 	Name      string // which [Contain] gave
 	Nodes     int
-	Bin       string // of routerd, routerctl and routerd-cni
-	KubeBin   string // of Kubernetes' programs
-	Manifests string // the directory configs/kubernetes
-	ProxyMode string // of kube-proxy; nftables if empty
-	DNS       bool   // with CoreDNS, from KubeBin
+	Bin       string  // of routerd, routerctl and routerd-cni
+	KubeBin   string  // of Kubernetes' programs
+	Manifests string  // the directory configs/kubernetes
+	ProxyMode string  // of kube-proxy; nftables if empty
+	Runtime   Runtime // Containerd1 if empty
+	DNS       bool    // with CoreDNS, from KubeBin
 
 	Trust     kube.Trust // of the API server at first, whose files have to stay
 	Datastore Datastore  // V3 if empty
@@ -95,7 +96,7 @@ type Took struct {
 // Up brings a cluster up with routerd as its network, by its manifests, and returns
 // when all nodes are ready. ctx bounds that.
 func Up(ctx context.Context, conf Config) (_ *Cluster, err error) {
-	conf.ProxyMode, conf.Datastore = cmp.Or(conf.ProxyMode, "nftables"), cmp.Or(conf.Datastore, V3)
+	conf.ProxyMode, conf.Datastore, conf.Runtime = cmp.Or(conf.ProxyMode, "nftables"), cmp.Or(conf.Datastore, V3), cmp.Or(conf.Runtime, Containerd1)
 	if len(conf.Families) == 0 {
 		conf.Families = []dataplane.Family{dataplane.IPv4}
 	}

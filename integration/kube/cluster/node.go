@@ -77,6 +77,31 @@ bin_dir = "/opt/cni/bin"
 conf_dir = "/etc/cni/net.d"
 `
 
+// containerd2Config is the same for containerd 2. It is completed by the path of the shim, which is looked for
+// in $PATH first, where Debian's is.
+const containerd2Config = `version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.erofs", "io.containerd.snapshotter.v1.zfs"]
+[grpc]
+address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.cri.v1.images"]
+snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "` + pauseImage + `"
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+disable_apparmor = true
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+runtime_path = %q
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/opt/cni/bin"]
+conf_dir = "/etc/cni/net.d"
+[plugins."io.containerd.grpc.v1.cri"]
+stream_server_address = "127.0.0.1"
+`
+
 // kubeletConfig is completed by the cgroup below which the pods are.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -134,7 +159,7 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 		kubelet += "address: \"::\"\n" // by default those of IPv4
 	}
 	for name, text := range map[string]string{
-		"containerd.toml": containerdConfig,
+		"containerd.toml": c.containerdConfig(),
 		"kubelet.yaml":    kubelet,
 		"kubelet.conf":    c.kubeconfig(kubeletToken(n.Name)),
 		"proxy.conf":      c.kubeconfig(proxyToken),
@@ -190,7 +215,7 @@ func (n *Node) Log(program string) string { return filepath.Join(n.dir, program+
 
 // StartContainerd starts the runtime and returns when it answers.
 func (n *Node) StartContainerd(ctx context.Context) (err error) {
-	n.containerd, err = n.background("containerd", "containerd", "--config", filepath.Join(n.dir, "containerd.toml"))
+	n.containerd, err = n.background("containerd", n.c.containerdProgram(), "--config", filepath.Join(n.dir, "containerd.toml"))
 	if err != nil {
 		return err
 	}
@@ -199,6 +224,9 @@ func (n *Node) StartContainerd(ctx context.Context) (err error) {
 		return err
 	}, n.containerd)
 }
+
+// StopContainerd ends the runtime. The pods stay.
+func (n *Node) StopContainerd(ctx context.Context) { n.containerd.stop(ctx) }
 
 // StartKubelet starts the kubelet.
 func (n *Node) StartKubelet() (err error) {

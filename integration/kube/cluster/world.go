@@ -93,5 +93,9 @@ func (c *Config) Flags(f *flag.FlagSet) {
 		c.Families, err = parseFamilies(s)
 		return err
 	})
+	f.Func("runtime", "of the nodes' containers: containerd (Debian's) or containerd2 (of \"make kube-runtime\") (default containerd)", func(s string) error {
+		c.Runtime = Runtime(s)
+		return c.Runtime.check()
+	})
 	f.StringVar(&c.ProxyMode, "proxy", "", "mode of kube-proxy: nftables or iptables (default nftables)")
 }
