@@ -151,6 +151,28 @@ func (b *Block) Tunnels() iter.Seq2[netip.Addr, string] {
 	}
 }
 
+// Routing returns of a block what routes go by: its holder, and the addresses that [Block.Borrowed]
+// and [Block.Tunnels] yield. It says nothing of what else is assigned in it.
+func (b *Block) Routing() *Block {
+	out := &Block{CIDR: b.CIDR, Affinity: b.Affinity}
+	holder := b.Holder()
+	for n := range b.Allocations {
+		at := b.Attribute(n)
+		if at == nil || at.borrower(holder) == "" && at.tunnelOf() == "" {
+			continue
+		}
+		out.Allocations = append(out.Allocations, make([]*int, n-len(out.Allocations))...)
+		i := len(out.Attributes)
+		out.Allocations = append(out.Allocations, &i)
+		kept := map[string]string{AttrNode: at.Secondary[AttrNode]}
+		if typ, ok := at.Secondary[AttrType]; ok {
+			kept[AttrType] = typ
+		}
+		out.Attributes = append(out.Attributes, Attribute{Secondary: kept})
+	}
+	return out
+}
+
 // tunnelOf returns the node whose tunnel device has the addresses of an attribute, ""
 // where it is none's. Calico gives them types such as vxlanTunnelAddress.
 func (a *Attribute) tunnelOf() string {

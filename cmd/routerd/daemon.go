@@ -599,7 +599,7 @@ type followers struct {
 // kubernetes that it is that API.
 func follow(c *cluster.Cluster, speaksBGP, api, kubernetes, page bool) followers {
 	f := followers{
-		core: c.Follow(vrouter.Kinds()...), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
+		core: c.Follow(vrouter.Kinds()...).OthersBlocks(), ipam: c.Follow(ipam.Kinds()...).OwnNode(),
 		probe: c.Follow(store.KindNode), node: c.Follow(node.Kinds()...),
 		attach: c.Follow(attach.Kinds()...), policy: followPolicy(c, api), lock: c.Follow(lock.Kinds()...),
 		status: c.Follow(nodestatus.Kinds()...), controllers: c.Follow(store.KindKubeControllersConfiguration),

@@ -40,11 +40,18 @@ func (h *host) joins(bridge *host, port string) {
 // away, for both. The other's workloads reach its own: by the tunnel address of the other,
 // which is on its disk, and by the block, of which BGP tells. So they do where the disk is a
 // moment older than that the other expects signed sessions, for the copy is written once a
-// second.
+// second; and without BGP, by the block that is on the disk.
 func TestRebootVXLAN(t *testing.T) {
 	t.Parallel()
-	t.Run("what is on disk", func(t *testing.T) { t.Parallel(); rebootVXLAN(t, false) })
-	t.Run("its own key is not published on disk", func(t *testing.T) { t.Parallel(); rebootVXLAN(t, true) })
+	t.Run("what is on disk", func(t *testing.T) { t.Parallel(); rebootVXLAN(t, rebootCase{}) })
+	t.Run("its own key is not published on disk", func(t *testing.T) { t.Parallel(); rebootVXLAN(t, rebootCase{behind: true}) })
+	t.Run("without BGP", func(t *testing.T) { t.Parallel(); rebootVXLAN(t, rebootCase{noBGP: true}) })
+}
+
+// rebootCase says what is particular about two hosts of [TestRebootVXLAN].
+type rebootCase struct {
+	behind bool // the disk is behind by what the host has published of its key
+	noBGP  bool
 }
 
 // unpublish has the copy of the cluster on a host's disk say of a node that it has published no
@@ -95,9 +102,8 @@ func (h *host) publishedKeys(nodes ...string) error {
 	return nil
 }
 
-// rebootVXLAN is [TestRebootVXLAN], with a disk that is behind by what the host has published of
-// its key or not.
-func rebootVXLAN(t *testing.T, behind bool) {
+// rebootVXLAN is [TestRebootVXLAN].
+func rebootVXLAN(t *testing.T, of rebootCase) {
 	h, other := newHost(t, "10.1.0.11/24"), newHost(t, "10.1.0.12/24")
 	wire := newBridge(t)
 	h.joins(wire, "port1")
@@ -107,6 +113,9 @@ func rebootVXLAN(t *testing.T, behind bool) {
 	for _, x := range []*host{h, other} {
 		x.usesStore(socket)
 		x.config["defaultPool"] = map[string]any{"cidr": "none"}
+		if of.noBGP {
+			x.config["bgp"] = map[string]any{"enabled": false}
+		}
 	}
 	other.config["nodeName"] = "node2"
 	pool := store.New(store.KindIPPool).(*v3.IPPool)
@@ -143,7 +152,8 @@ func rebootVXLAN(t *testing.T, behind bool) {
 		if err != nil {
 			return err
 		}
-		return mentions(string(copied), "ippools/pods", "nodes/node1", "nodes/node2", `"ipv4VXLANTunnelAddr":"192.168.`, "/calico/ipam/v2/host/node1/", farAddr.String())
+		far := store.BlockKey(netip.PrefixFrom(farAddr, 26).Masked())
+		return mentions(string(copied), "ippools/pods", "nodes/node1", "nodes/node2", `"ipv4VXLANTunnelAddr":"192.168.`, "/calico/ipam/v2/host/node1/", farAddr.String()+"/32", far.Path())
 	})
 	await.Until(t, "its reserve is on its disk", func() error {
 		if n := remembered(t, filepath.Join(h.dir, "state", "workloads", "journal")); n == 0 {
@@ -152,7 +162,9 @@ func rebootVXLAN(t *testing.T, behind bool) {
 		return nil
 	})
 
-	await.Until(t, "the other host knows both keys", func() error { return other.publishedKeys("node1", "node2") })
+	if !of.noBGP {
+		await.Until(t, "the other host knows both keys", func() error { return other.publishedKeys("node1", "node2") })
+	}
 
 	// The power goes, and the datastore's too.
 	r.kill(syscall.SIGKILL)
@@ -162,7 +174,7 @@ func rebootVXLAN(t *testing.T, behind bool) {
 	if err := os.RemoveAll(h.runDir()); err != nil {
 		t.Fatal(err)
 	}
-	if behind {
+	if of.behind {
 		h.unpublish("node1")
 	}
 	h.ns = newHost(t, "10.1.0.11/24").ns

@@ -22,8 +22,9 @@ import (
 )
 
 // Saved lists the kinds that are kept on disk: what is decided by when the datastore
-// does not answer at a start. Of blocks and affinities those that concern this host are,
-// and the others only where a watch can go on from them ([store.Resumer]).
+// does not answer at a start. Of affinities those that concern this host are, and the others
+// only where a watch can go on from them ([store.Resumer]). Of blocks all are, of others' what
+// routes go by ([store.Block.Routing]) where no watch goes on from them.
 func Saved() []store.Kind {
 	return append(savedForPolicy(),
 		store.KindBGPPeer, store.KindBGPFilter, store.KindIPReservation, store.KindIPAMConfig, store.KindIPAMAffinity, store.KindIPAMBlock,
@@ -65,8 +66,8 @@ type complete struct {
 	Places  map[string]store.Revision `json:"places,omitempty"`
 	Version string                    `json:"version,omitempty"`
 
-	// Others says that blocks and affinities which do not concern this host are there
-	// too.
+	// Others says that blocks and affinities which do not concern this host are there,
+	// too, and whole.
 	Others bool `json:"others,omitempty"`
 }
 
@@ -97,7 +98,7 @@ type cache struct {
 	log      *slog.Logger
 	changed  async.Signal
 	kinds    []store.Kind
-	others   bool // blocks and affinities that do not concern this host are kept too
+	others   bool // blocks and affinities that do not concern this host are kept whole, too
 
 	mu      sync.Mutex // guards what follows
 	pending map[store.Key]unsaved
@@ -256,8 +257,9 @@ func (c *cache) get(path string) (saved, error) {
 	return s, nil
 }
 
-// load returns what the file has of the objects that are wanted.
-func (c *cache) load(wanted func(store.Key) bool) (events []store.Event, err error) {
+// load returns what the file has of the objects that are wanted; others says whether blocks that
+// cannot concern this host are.
+func (c *cache) load(others bool, wanted func(store.Key) bool) (events []store.Event, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	for _, path := range c.file.Keys() {
@@ -274,6 +276,12 @@ func (c *cache) load(wanted func(store.Key) bool) (events []store.Event, err err
 		disk, err := c.get(path)
 		if err != nil {
 			return nil, err
+		}
+		if key.Kind == store.KindIPAMBlock && !others && !bytes.Contains(disk.Object, []byte(c.node)) {
+			affinity, err := c.file.Get(store.AffinityKey(c.node, key.CIDR()).Path())
+			if affinity == nil && err == nil {
+				continue // thousands need not be decoded
+			}
 		}
 		value, err := store.Decode(key, disk.Object)
 		if err != nil {
@@ -355,9 +363,9 @@ func (c *cache) note(changes []*Change, synced, ownOnly bool, unknown []store.Ki
 		case c.others:
 			delete(c.near, ch.Key)
 			c.add(ch.Event)
-		case c.near[ch.Key]:
+		default:
 			delete(c.near, ch.Key)
-			c.add(store.Event{Key: ch.Key, Object: store.Object{Key: ch.Key}})
+			c.add(routing(ch))
 		}
 	}
 	needed := func(k store.Kind) bool {
@@ -369,6 +377,15 @@ func (c *cache) note(changes []*Change, synced, ownOnly bool, unknown []store.Ki
 	if c.synced {
 		c.changed.Set()
 	}
+}
+
+// routing is what is saved of a block that does not concern this host.
+func routing(ch *Change) store.Event {
+	b, ok := ch.Object.Value.(*store.Block)
+	if !ok {
+		return ch.Event // it is gone, or cannot be read
+	}
+	return store.Event{Key: ch.Key, Object: store.Object{Key: ch.Key, Value: b.Routing()}}
 }
 
 // concerns reports whether a block is this host's, by the block or by an affinity that is
@@ -392,7 +409,7 @@ func (c *cache) withoutOthers(changes []*Change) []*Change {
 			near[store.Key{Kind: store.KindIPAMBlock, Name: ch.Key.Name}] = true
 		}
 	}
-	return slices.DeleteFunc(changes, func(ch *Change) bool {
+	return slices.DeleteFunc(slices.Clone(changes), func(ch *Change) bool {
 		switch ch.Key.Kind {
 		case store.KindIPAMAffinity:
 			return !near[ch.Key]

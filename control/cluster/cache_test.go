@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	"pgregory.net/rapid"
 
@@ -493,6 +494,85 @@ func TestNearBlocks(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]store.Store{"kept apart": nil, "with those of others": resumer{}} {
 		t.Run(name, func(t *testing.T) { t.Parallel(); nearBlocks(t, s) })
+	}
+}
+
+// TestOthersBlocks: a reader that asks for them has from the disk also the blocks that do not
+// concern this host, with what routes go by; and that alone is written of them where no watch
+// goes on from the disk.
+func TestOthersBlocks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	cidr := netip.MustParsePrefix("10.0.0.0/26")
+	key := store.BlockKey(cidr)
+	block := func(holder string, pods int) store.Event {
+		b := &store.Block{CIDR: cidr.String(), Unallocated: []int{}, Affinity: new("host:" + holder), Allocations: make([]*int, 64)}
+		for i, at := range []map[string]string{
+			{store.AttrNode: "node3", store.AttrType: "vxlanTunnelAddress"},
+			{store.AttrNode: "node4"},
+			{store.AttrNode: holder},
+		} {
+			b.Allocations[2+i] = new(i)
+			b.Attributes = append(b.Attributes, store.Attribute{HandleID: new("h"), Secondary: at})
+		}
+		for i := range pods {
+			b.Allocations[10+i] = new(2)
+		}
+		return store.Event{Key: key, Object: store.Object{Key: key, Value: b}}
+	}
+	loads := func() (own, all []*Change) {
+		t.Helper()
+		c := onDisk(dir)
+		one, other := c.Follow(store.KindIPAMBlock), c.Follow(store.KindIPAMBlock).OthersBlocks()
+		c.Load(one, other)
+		defer c.Close() //nolint:errcheck // it only read
+		a, _ := one.take()
+		b, _ := other.take()
+		return a.Changes, b.Changes
+	}
+	c := onDisk(dir)
+	c.hears(true, 5, block("node2", 0))
+	saves(t, c)
+	own, all := loads()
+	if len(own) != 0 || len(all) != 1 {
+		t.Fatalf("%d blocks of this host and %d in all, want 0 and 1", len(own), len(all))
+	}
+	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
+	want := &Block{
+		CIDR: cidr, Holder: "node2", Tunnels: []Assigned{{addr("10.0.0.2"), "node3"}},
+		Borrowed: []Borrowed{{addr("10.0.0.2"), "node3"}, {addr("10.0.0.3"), "node4"}},
+	}
+	if diff := cmp.Diff(want, all[0].Value, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.IgnoreFields(Block{}, "Size", "Used")); diff != "" {
+		t.Errorf("the block of another (-want +got):\n%s", diff)
+	}
+	size := func() int64 {
+		t.Helper()
+		fi, err := os.Stat(filepath.Join(dir, "cluster.journal"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fi.Size()
+	}
+	before := size()
+	c.hears(false, 6, block("node2", 40)) // of whom another host's workloads are
+	saves(t, c)
+	if now := size(); now != before {
+		t.Errorf("%d bytes were written that no route goes by", now-before)
+	}
+	c.hears(false, 7, block("node1", 0))
+	saves(t, c)
+	if own, all = loads(); len(own) != 1 || len(all) != 1 || own[0].Value.(*Block).Used != 3 {
+		t.Errorf("this host's own block: %v, %v", own, all)
+	}
+	c.hears(false, 8, block("node2", 0))
+	saves(t, c)
+	if own, all = loads(); len(own) != 0 || len(all) != 1 {
+		t.Errorf("another's again: %v, %v", own, all)
+	}
+	c.hears(false, 9, gone(block("node2", 0)))
+	saves(t, c)
+	if own, all = loads(); len(own)+len(all) != 0 {
+		t.Errorf("gone: %v, %v", own, all)
 	}
 }
 

@@ -148,7 +148,8 @@ func (c *Cluster) Load(readers ...*Follower) {
 	if len(readers) == 0 {
 		return
 	}
-	events, err := c.cache.load(func(key store.Key) bool {
+	others := slices.ContainsFunc(readers, func(f *Follower) bool { return f.others })
+	events, err := c.cache.load(others, func(key store.Key) bool {
 		return slices.Contains(kinds, key.Kind) && slices.ContainsFunc(readers, func(f *Follower) bool { return f.wants(key) })
 	})
 	if err != nil {
@@ -164,9 +165,13 @@ func (c *Cluster) Load(readers ...*Follower) {
 	for _, ev := range events {
 		changes = append(changes, c.decoder.change(ev))
 	}
-	changes = c.cache.withoutOthers(changes)
+	own := c.cache.withoutOthers(changes)
 	for _, f := range readers {
-		f.load(changes, kinds, ownOnly)
+		from := own
+		if f.others {
+			from = changes
+		}
+		f.load(from, kinds, ownOnly)
 		c.fresh.Source = Disk
 	}
 }
@@ -188,7 +193,7 @@ func (c *Cluster) Snapshot(wanted func(store.Key) bool) ([]*Change, error) {
 	if err := c.Save(); err != nil {
 		return nil, fmt.Errorf("the state on disk is not up to date: %w", err)
 	}
-	events, err := c.cache.load(wanted)
+	events, err := c.cache.load(false, wanted)
 	if err != nil {
 		return nil, fmt.Errorf("read the state on disk: %w", err)
 	}

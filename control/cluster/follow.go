@@ -66,6 +66,7 @@ type Follower struct {
 	c       *Cluster
 	kinds   map[store.Kind]bool
 	ownNode bool // of Nodes only this host's
+	others  bool // of blocks on the disk also others'
 	waived  []store.Kind
 	wake    async.Signal
 
@@ -113,6 +114,14 @@ func (c *Cluster) Follow(kinds ...store.Kind) *Follower {
 // [Cluster.Follow].
 func (f *Follower) OwnNode() *Follower {
 	f.ownNode = true
+	return f
+}
+
+// OthersBlocks has the reader get from the disk also the blocks that do not concern this host: of
+// them what routes go by ([store.Block.Routing]), or more. It is to be called with
+// [Cluster.Follow].
+func (f *Follower) OthersBlocks() *Follower {
+	f.others = true
 	return f
 }
 

@@ -43,6 +43,7 @@ type Candidate struct {
 // candidates appends every candidate for p to out, best first. A candidate with a
 // Reason cannot be used. It is to be called within a round, see [RIB.begin].
 func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candidate {
+	first := len(out)
 	route := dataplane.Route{Prefix: p, Table: dataplane.MainTable}
 	poolName, inPool := r.pools.Of(p)
 	fam := dataplane.FamilyOf(p.Addr())
@@ -117,6 +118,9 @@ func (r *RIB) candidates(p netip.Prefix, path uint32, out []Candidate) []Candida
 			c.fill(r.complete(c.hop))
 		}
 		out = append(out, c)
+		if r.preferLearned && out[first].Source == SourceStore {
+			slices.Reverse(out[first:])
+		}
 	}
 	return out
 }

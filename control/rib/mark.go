@@ -37,6 +37,23 @@ func (r *RIB) SetPaths(u Update) {
 	}
 }
 
+// PreferLearned says whether what BGP says of a prefix precedes what is known of other nodes'
+// blocks, because that may be old.
+func (r *RIB) PreferLearned(prefer bool) {
+	if r.preferLearned == prefer {
+		return
+	}
+	r.preferLearned = prefer
+	for at, rec := range r.prefixes.All() {
+		if rec.path == 0 {
+			continue
+		}
+		if _, ok := r.blocks.Origin(rec.prefix()); ok {
+			r.mark(at)
+		}
+	}
+}
+
 func (r *RIB) forgetPath(at ref) {
 	if r.deletePath(at) {
 		r.mark(at)

@@ -31,6 +31,9 @@ type RIB struct {
 
 	followAll bool // every next hop is to be brought up to date
 
+	// What is known of other nodes' blocks may be old: what BGP says precedes it.
+	preferLearned bool
+
 	// Within one round of choosing nothing changes of what a next hop is.
 	round   uint64
 	scratch []Candidate

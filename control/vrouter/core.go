@@ -119,6 +119,7 @@ func (c *Core) Store(ctx context.Context, s cluster.Step) error {
 		if traced.end != nil {
 			c.tracing.open = append(c.tracing.open, traced)
 		}
+		l.rib.PreferLearned(s.Source == cluster.Disk)
 		if s.Source == cluster.Disk {
 			l.fromDisk = l.fromDisk || s.Synced
 			return

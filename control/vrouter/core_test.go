@@ -205,6 +205,45 @@ func TestFromDisk(t *testing.T) {
 	})
 }
 
+// TestOldBlocks: a block of another node that the disk has is where a route goes, until BGP
+// says of the prefix where it is, or the datastore does.
+func TestOldBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := start(t)
+		check(t, c.Underlay(t.Context(), rack()))
+		block := netip.MustParsePrefix("192.168.2.0/26") // of node2
+		best := func(want string) {
+			t.Helper()
+			cs, err := c.Explain(t.Context(), block)
+			check(t, err)
+			for _, cand := range cs {
+				if got := cand.Source + " by " + cand.Peer; cand.Prefix == block && cand.Best && got != want {
+					t.Errorf("the route is %s, want %s", got, want)
+				}
+			}
+		}
+		s := clustertest.Step(c.cfg.Node, store.Batch{Events: testCluster(store.VXLAN), Synced: true})
+		s.Source = cluster.Disk
+		check(t, c.Store(t.Context(), s))
+		best("store by node2")
+		moved := rib.Path{Prefix: block, Announced: nexthop.Announce(0, "node3", netip.MustParseAddr("10.2.0.11"))}
+		check(t, c.Paths(t.Context(), rib.Update{Put: []rib.Path{moved}, Synced: true}))
+		synctest.Wait()
+		best("bgp by node3")
+		routed, err := ask(t.Context(), c, func(l *loop) []string { return render(l.table) })
+		check(t, err)
+		if want := "192.168.2.0/26 via 192.168.3.1 dev vxlan.calico"; !slices.Contains(routed, want) {
+			t.Errorf("no %q in %q", want, routed)
+		}
+		check(t, feed(t, c, store.Batch{Synced: true}))
+		synctest.Wait()
+		best("store by node2")
+		if routed, err = ask(t.Context(), c, func(l *loop) []string { return render(l.table) }); slices.Contains(routed, "192.168.2.0/26 via 192.168.3.1 dev vxlan.calico") || err != nil {
+			t.Errorf("the route stays where BGP says: %q, %v", routed, err)
+		}
+	})
+}
+
 // TestUpdatesLeadToTheWish holds that what was handed over step by step is
 // what the table wants.
 func TestUpdatesLeadToTheWish(t *testing.T) {
