@@ -468,7 +468,7 @@ func (d *router) run(stop context.Context) error {
 		part("cni files", after(d.restored, d.keepCNI))
 	}
 	if d.api != nil {
-		own := nodenetwork.Own{Node: d.name, API: d.api, Said: d.conditions.names.Network, Obstacle: d.networkObstacle, Log: d.log}
+		own := nodenetwork.Own{Node: d.name, Pod: d.api.InPod(), API: d.api, Said: d.conditions.names.Network, Obstacle: d.networkObstacle, Log: d.log}
 		part("network condition", after(d.presence.Held(), own.Run))
 		part("network follows", each(d.follow.network, d.conditions.others.HandleStore))
 	}

@@ -50,7 +50,7 @@ func TestKubernetes(t *testing.T) {
 	}
 	r := h.start()
 	r.ready()
-	available := []string{`"projectcalico.org/IPv4Address":"10.1.0.11/24"`, `"reason":"RouterdIsUp","status":"False","type":"NetworkUnavailable"`}
+	available := []string{`"projectcalico.org/IPv4Address":"10.1.0.11/24"`, `"reason":"RouterdIsUpOnHost","status":"False","type":"NetworkUnavailable"`}
 	says("the host is on its Node", node, available...)
 
 	// What somebody writes there in its place is no address.
@@ -303,7 +303,7 @@ func TestKubernetesBesideEtcd(t *testing.T) {
 	}
 	nodeSays("the Node has the labels of Kubernetes', and the kubelet's address", `"rack":"r1"`, `"orchestrator":"k8s"`, `"ipv4Address":"10.1.0.12/24"`)
 	await.Until(t, "the Node in Kubernetes has its network", func() error {
-		return mentions(string(api.Get("/api/v1/nodes/node1")), `"reason":"RouterdIsUp","status":"False","type":"NetworkUnavailable"`)
+		return mentions(string(api.Get("/api/v1/nodes/node1")), `"reason":"RouterdIsUpOnHost","status":"False","type":"NetworkUnavailable"`)
 	})
 
 	l := listenIn(t, web, addr+":80")

@@ -32,13 +32,18 @@ const (
 // Reasons of the condition.
 const (
 	reasonUp      = "RouterdIsUp"
+	reasonOnHost  = "RouterdIsUpOnHost" // by a daemon that is no pod, of which no DaemonSet says that it is gone
 	reasonUnready = "RouterdIsNotReady"
 	reasonGone    = kube.DaemonGone
 )
 
 // Ours reports whether a daemon, or another one in its place, wrote what a Node says.
 func Ours(n kube.Network) bool {
-	return n.Reason == reasonUp || n.Reason == reasonUnready || n.Reason == reasonGone
+	switch n.Reason {
+	case reasonUp, reasonOnHost, reasonUnready, reasonGone:
+		return true
+	}
+	return false
 }
 
 // API is what is asked of Kubernetes. [kube.Store] has it.
@@ -53,6 +58,7 @@ type API interface {
 // Own keeps the condition of this host's Node.
 type Own struct {
 	Node string
+	Pod  bool // this is a pod of the DaemonSet, of which [Others] see whether it is there
 	API  API
 	// Said returns what the Node says, by its watch; false: nothing is known of it.
 	Said func() (kube.Network, bool)
@@ -68,7 +74,7 @@ func (o *Own) Run(ctx context.Context) error {
 	defer tick.Stop()
 	well, pause, notBefore := time.Now(), async.Backoff{Min: lookEvery, Max: maxPause}, time.Time{}
 	for {
-		want := conditionOf(o.Obstacle(ctx))
+		want := o.condition(o.Obstacle(ctx))
 		if !want.Unavailable {
 			well = time.Now()
 		}
@@ -90,11 +96,15 @@ func (o *Own) Run(ctx context.Context) error {
 	}
 }
 
-func conditionOf(obstacle error) kube.Network {
+func (o *Own) condition(obstacle error) kube.Network {
 	if obstacle != nil {
 		return kube.Network{Unavailable: true, Reason: reasonUnready, Message: obstacle.Error()}
 	}
-	return kube.Network{Reason: reasonUp, Message: "pods can be attached, and reach others"}
+	up := kube.Network{Reason: reasonUp, Message: "pods can be attached, and reach others"}
+	if !o.Pod {
+		up.Reason = reasonOnHost
+	}
+	return up
 }
 
 // due reports whether a condition is to be written. What is well is said at once, what is

@@ -86,7 +86,7 @@ func TestOwn(t *testing.T) {
 		var mu sync.Mutex
 		obstacle := errors.New("the first rules are to come")
 		own := Own{
-			Node: "a", API: s, Log: slog.New(slog.DiscardHandler),
+			Node: "a", Pod: true, API: s, Log: slog.New(slog.DiscardHandler),
 			Said:     func() (kube.Network, bool) { n, ok, _ := s.Network(t.Context(), "a"); return n, ok },
 			Obstacle: func(context.Context) error { mu.Lock(); defer mu.Unlock(); return obstacle },
 		}
@@ -138,13 +138,39 @@ func TestOwn(t *testing.T) {
 	})
 }
 
+// TestOwnOnHost: where a daemon that is no pod takes the place of one that was, the others leave its Node alone.
+func TestOwnOnHost(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{nodes: map[string]kube.Network{"a": {Reason: reasonUp}}, pods: map[string]bool{"b": true}}
+		own := Own{
+			Node: "a", API: s, Log: slog.New(slog.DiscardHandler),
+			Said:     func() (kube.Network, bool) { n, ok, _ := s.Network(t.Context(), "a"); return n, ok },
+			Obstacle: func(context.Context) error { return nil },
+		}
+		others := NewOthers(s)
+		others.HandleStore(cluster.Step{Changes: []*cluster.Change{{Event: store.Event{Key: store.Key{Kind: store.KindNode, Name: "a"}, Object: store.Object{Value: &store.Node{}}}}}})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = own.Run(ctx) }) // it ends by ctx
+		running.Go(func() { others.Run(ctx) })
+		time.Sleep(time.Hour) //nolint:forbidigo // virtual time
+		synctest.Wait()
+		if got := s.says(); got != "a false RouterdIsUpOnHost;" || s.written != 1 {
+			t.Errorf("written %d times, and the Node says %s", s.written, got)
+		}
+		cancel()
+		running.Wait()
+	})
+}
+
 func TestOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		up := kube.Network{Reason: reasonUp}
 		s := &server{
-			nodes: map[string]kube.Network{"a": up, "b": up, "bare": up, "theirs": {Reason: "CalicoIsUp"}},
-			pods:  map[string]bool{"a": true, "b": true, "bare": true, "theirs": false},
+			nodes: map[string]kube.Network{"a": up, "b": up, "bare": {Reason: reasonOnHost}, "deleted": up, "theirs": {Reason: "CalicoIsUp"}},
+			pods:  map[string]bool{"a": true, "b": true, "deleted": true, "theirs": false},
 		}
 		o := NewOthers(s)
 		node := func(name string, gone bool) *cluster.Change {
@@ -154,27 +180,27 @@ func TestOthers(t *testing.T) {
 			}
 			return c
 		}
-		o.HandleStore(cluster.Step{Changes: []*cluster.Change{node("a", false), node("b", false), node("theirs", false), node("bare", false)}})
-		o.HandleStore(cluster.Step{Changes: []*cluster.Change{node("bare", true)}})
+		o.HandleStore(cluster.Step{Changes: []*cluster.Change{node("a", false), node("b", false), node("theirs", false), node("bare", false), node("deleted", false)}})
+		o.HandleStore(cluster.Step{Changes: []*cluster.Change{node("deleted", true)}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() { defer close(ended); o.Run(ctx) }()
 		s.set(func() { s.pods = map[string]bool{"a": true} })
 		time.Sleep(podPatience) //nolint:forbidigo // virtual time
 		synctest.Wait()
-		if want := "a false RouterdIsUp;b false RouterdIsUp;bare false RouterdIsUp;theirs false CalicoIsUp;"; s.says() != want {
+		if want := "a false RouterdIsUp;b false RouterdIsUp;bare false RouterdIsUpOnHost;deleted false RouterdIsUp;theirs false CalicoIsUp;"; s.says() != want {
 			t.Errorf("within the patience: %s", cmp.Diff(want, s.says()))
 		}
 		time.Sleep(3 * lookAtPods) //nolint:forbidigo // virtual time
 		synctest.Wait()
-		if want := "a false RouterdIsUp;b true RouterdIsGone;bare false RouterdIsUp;theirs false CalicoIsUp;"; s.says() != want {
+		if want := "a false RouterdIsUp;b true RouterdIsGone;bare false RouterdIsUpOnHost;deleted false RouterdIsUp;theirs false CalicoIsUp;"; s.says() != want {
 			t.Errorf("b is gone: %s", cmp.Diff(want, s.says()))
 		}
 		// No pod at all is a DaemonSet that is being replaced, or rights that are missing.
 		s.set(func() { s.pods = nil; s.nodes["b"] = up })
 		time.Sleep(time.Hour) //nolint:forbidigo // virtual time
 		synctest.Wait()
-		if want := "a false RouterdIsUp;b false RouterdIsUp;bare false RouterdIsUp;theirs false CalicoIsUp;"; s.says() != want {
+		if want := "a false RouterdIsUp;b false RouterdIsUp;bare false RouterdIsUpOnHost;deleted false RouterdIsUp;theirs false CalicoIsUp;"; s.says() != want {
 			t.Errorf("without any pod: %s", cmp.Diff(want, s.says()))
 		}
 		cancel()

@@ -165,7 +165,7 @@ func TestHosts(t *testing.T) {
 	available := func(what string) {
 		t.Helper()
 		await.Until(t, what, func() error {
-			if got := c.unavailable("node1"); got != "False RouterdIsUp" {
+			if got := c.unavailable("node1"); got != "False RouterdIsUpOnHost" {
 				return fmt.Errorf("NetworkUnavailable is %q", got)
 			}
 			return nil

@@ -73,7 +73,7 @@ func TestEtcd(t *testing.T) {
 	c.probed()
 	for _, h := range c.Hosts() {
 		await.Until(t, "its Node has a network", func() error {
-			if got := c.unavailable(h); got != "False RouterdIsUp" {
+			if got := c.unavailable(h); got != "False RouterdIsUpOnHost" {
 				return fmt.Errorf("NetworkUnavailable of %s is %q", h, got)
 			}
 			return nil

@@ -98,8 +98,10 @@ func trimSlash(path string) string {
 	return path
 }
 
+func (c Config) inPod() bool { return c.Kubeconfig == "" && c.Server == "" }
+
 func (c Config) restConfig() (*rest.Config, error) {
-	if c.Kubeconfig == "" && c.Server == "" {
+	if c.inPod() {
 		conf, err := rest.InClusterConfig()
 		if err != nil {
 			return nil, fmt.Errorf("this is no pod with a service account (%w): name a kubeconfig, by datastore.kubernetes.kubeconfig or KUBECONFIG", err)

@@ -37,6 +37,7 @@ type Store struct {
 	native    bool     // see Config.NativeOnly
 	namespace string   // of routerd's own objects
 	node      string   // see Config.Node
+	inPod     bool     // see InPod
 	setting   string   // of the group
 	groupMu   sync.Mutex
 	group     convert.Group // empty: not known yet
@@ -67,7 +68,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s := &Store{
 		api: client{http: &http.Client{Transport: cr}, base: cr.base}, describe: cr.describe, log: log,
-		setting: c.APIGroup, namespace: c.namespace(), node: c.Node, others: c.Servers, native: c.NativeOnly,
+		setting: c.APIGroup, namespace: c.namespace(), node: c.Node, inPod: c.inPod(), others: c.Servers, native: c.NativeOnly,
 	}
 	s.api.warned = newDropped(log).note
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -96,6 +97,10 @@ func (s *Store) Servers() []string {
 	}
 	return out
 }
+
+// InPod reports whether the API is reached as pods reach it, by a service account's files, and by no
+// kubeconfig.
+func (s *Store) InPod() bool { return s.inPod }
 
 // call makes a request, unless the store is closed.
 func (s *Store) call(ctx context.Context, r request) ([]byte, error) {
