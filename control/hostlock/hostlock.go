@@ -17,6 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// howToStop has another routerd of the host end and not come back.
+const howToStop = "a service of the host: systemctl disable --now routerd; a pod: kubectl label node NODE routerd.io/daemon=no"
+
 // File is the lock of a run directory.
 func File(runDir string) string { return filepath.Join(runDir, "routerd.lock") }
 
@@ -33,7 +36,7 @@ func Dir(runDir string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another routerd runs with runDir %s (it holds %s): stop it first, or give this one another runDir and stateDir", runDir, path)
+			return nil, fmt.Errorf("another routerd runs with runDir %s (it holds %s): stop it first (%s), or give this one another runDir and stateDir", runDir, path, howToStop)
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
@@ -49,7 +52,7 @@ const namespaceLock = "@routerd.kernel"
 func Namespace(ctx context.Context) (net.Listener, error) {
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", namespaceLock)
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, errors.New("another routerd runs in this network namespace, with another runDir: two would take each other's routes for leftovers; stop it first, or give this one a network namespace of its own")
+		return nil, fmt.Errorf("another routerd runs in this network namespace, with another runDir: two would take each other's routes for leftovers; stop it first (%s), or give this one a network namespace of its own", howToStop)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("lock the network namespace: %w", err)

@@ -25,6 +25,8 @@ func byHand() map[string]string {
 		"guides/getting-started.md: etcd":                                         "another program, which does not end",
 		"guides/kubernetes.md: echo '{apiVersion: v1, kind: Node":                 "wants Kubernetes: integration/kube TestHostWithoutKubernetes",
 		"guides/kubernetes.md: make image":                                        "wants Kubernetes: integration/kube/cluster",
+		"guides/kubernetes.md: kubectl label nodes":                               "wants Kubernetes: integration/kube/cluster TestHostServiceBecomesDaemonSet",
+		"guides/kubernetes.md: ssh node1 systemctl disable":                       "the same",
 		"guides/kubernetes.md: kubectl drain":                                     "wants Kubernetes: integration/kube/cluster TestCleanup",
 		"guides/kubernetes.md: routerctl datastore lock":                          "wants Kubernetes: integration/kube TestMove",
 		"guides/kubernetes.md: export DATASTORE_TYPE=kubernetes KUBECONFIG":       "the same",

@@ -209,8 +209,22 @@ func (n *Node) background(name string, args ...string) (*program, error) {
 	return start(n.Log(name), n.Command(context.Background(), args...))
 }
 
-// Log is the file of what a program of the node wrote: "kubelet", "containerd" or
-// "kube-proxy".
+// Background starts a program that stays, on the node, with a log of its name. stop ends it by SIGTERM,
+// and is to be called before the node ends.
+func (n *Node) Background(name string, args ...string) (stop func(), err error) {
+	p, err := n.background(name, args...)
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		p.stop(ctx)
+	}, nil
+}
+
+// Log is the file of what a program of the node wrote: "kubelet", "containerd",
+// "kube-proxy", or one of [Node.Background].
 func (n *Node) Log(program string) string { return filepath.Join(n.dir, program+".log") }
 
 // StartContainerd starts the runtime and returns when it answers.

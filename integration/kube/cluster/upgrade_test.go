@@ -68,6 +68,84 @@ func inProcess(pid int) func(func() error) error {
 	}
 }
 
+// askers are pods of upgraded that send each other requests.
+type askers struct {
+	t   *testing.T
+	all []*kube.Requests
+}
+
+// podAddrs are the addresses of the pods of upgraded, in the order of their nodes.
+func podAddrs(t *testing.T, c *cluster.Cluster) []string {
+	t.Helper()
+	return strings.Fields(kubectl(t, c, "get", "pods", "-l", "app=upgraded", "--sort-by=.spec.nodeName", "-o", "jsonpath={.items[*].status.podIP}"))
+}
+
+// ask waits until the pods of upgraded are ready, and has each ask the next: one in its rack, or one in
+// another. It returns when all were answered.
+func ask(t *testing.T, c *cluster.Cluster) (a *askers, addrs []string) {
+	t.Helper()
+	kubectl(t, c, "rollout", "status", "daemonset/upgraded", "--timeout=90s")
+	if addrs = podAddrs(t, c); len(addrs) != len(c.Nodes) {
+		t.Fatalf("addresses of pods: %q", addrs)
+	}
+	a = &askers{t: t}
+	for _, pid := range processes(t, "/answer", "") {
+		in, own := inProcess(pid), -1
+		err := in(func() error {
+			all, err := net.InterfaceAddrs()
+			own = slices.IndexFunc(addrs, func(addr string) bool {
+				return slices.ContainsFunc(all, func(a net.Addr) bool { return strings.HasPrefix(a.String(), addr+"/") })
+			})
+			return err
+		})
+		if err != nil || own < 0 {
+			t.Fatalf("process %d is in none of the pods %q, %v", pid, addrs, err)
+		}
+		a.all = append(a.all, kube.StartRequests(t.Context(), kube.RequestsConfig{
+			To: netip.AddrPortFrom(netip.MustParseAddr(addrs[(own+1)%len(addrs)]), 1081), Rate: 100, In: in,
+			Ask:  func(uint64) []byte { return []byte("?") },
+			Read: func(uint64, []byte) (string, error) { return "pod", nil },
+		}))
+	}
+	if len(a.all) != len(addrs) {
+		t.Fatalf("%d pods ask, want %d", len(a.all), len(addrs))
+	}
+	a.answered("at first")
+	return a, addrs
+}
+
+// answered waits until each had some answers more.
+func (a *askers) answered(when string) {
+	a.t.Helper()
+	const more = 20
+	before := make([]int, len(a.all))
+	for i, r := range a.all {
+		before[i] = r.Answered("pod")
+	}
+	await.Until(a.t, when, func() error {
+		for i, r := range a.all {
+			if n := r.Answered("pod") - before[i]; n < more {
+				return fmt.Errorf("of pod %d %d requests were answered", i, n)
+			}
+		}
+		return nil
+	})
+}
+
+// end ends them. Requests that were lost fail the test.
+func (a *askers) end() {
+	a.t.Helper()
+	for _, r := range a.all {
+		result, err := r.End()
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		if a.t.Log(result); len(result.Lost) > 0 {
+			a.t.Errorf("lost: %q", result.Lost[:min(len(result.Lost), 20)])
+		}
+	}
+}
+
 // whole says of requests of daemons how often a watch that tells all there is of a resource was
 // asked for since an earlier time.
 func whole(all, before map[kube.Asked]int) (out []string) {
@@ -96,46 +174,7 @@ func TestUpgrade(t *testing.T) {
 	}
 	before := asked(t, c)
 	create(t, c, upgraded)
-	kubectl(t, c, "rollout", "status", "daemonset/upgraded", "--timeout=90s")
-	addrs := strings.Fields(kubectl(t, c, "get", "pods", "-l", "app=upgraded", "--sort-by=.spec.nodeName", "-o", "jsonpath={.items[*].status.podIP}"))
-	if len(addrs) != len(c.Nodes) {
-		t.Fatalf("addresses of pods: %q", addrs)
-	}
-	// Each pod asks the next: one in its rack, or one in another.
-	var requests []*kube.Requests
-	for _, pid := range processes(t, "/answer", "") {
-		in, own := inProcess(pid), -1
-		err := in(func() error {
-			all, err := net.InterfaceAddrs()
-			own = slices.IndexFunc(addrs, func(addr string) bool {
-				return slices.ContainsFunc(all, func(a net.Addr) bool { return strings.HasPrefix(a.String(), addr+"/") })
-			})
-			return err
-		})
-		if err != nil || own < 0 {
-			t.Fatalf("process %d is in none of the pods %q, %v", pid, addrs, err)
-		}
-		requests = append(requests, kube.StartRequests(t.Context(), kube.RequestsConfig{
-			To: netip.AddrPortFrom(netip.MustParseAddr(addrs[(own+1)%len(addrs)]), 1081), Rate: 100, In: in,
-			Ask:  func(uint64) []byte { return []byte("?") },
-			Read: func(uint64, []byte) (string, error) { return "pod", nil },
-		}))
-	}
-	if len(requests) != len(addrs) {
-		t.Fatalf("%d pods ask, want %d", len(requests), len(addrs))
-	}
-	answering := func(what string, more int) {
-		t.Helper()
-		await.Until(t, what, func() error {
-			for i, r := range requests {
-				if n := r.Answered("pod"); n < more {
-					return fmt.Errorf("of pod %d %d requests were answered", i, n)
-				}
-			}
-			return nil
-		})
-	}
-	answering("at first", 20)
+	requests, _ := ask(t, c)
 	var first map[kube.Asked]int
 	for i, step := range []struct {
 		what    string
@@ -156,15 +195,7 @@ func TestUpgrade(t *testing.T) {
 			first = asked(t, c)
 		}
 	}
-	for _, r := range requests {
-		result, err := r.End()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if t.Log(result); len(result.Lost) > 0 {
-			t.Errorf("lost: %q", result.Lost[:min(len(result.Lost), 20)])
-		}
-	}
+	requests.end()
 	// These are the upgrade's and the rollback's, which have ended: two of each node, were
 	// the state of another version of no use.
 	if anew := whole(asked(t, c), first); len(anew) > 0 {
