@@ -66,8 +66,14 @@ func bringUp(t *testing.T, suffix string, top lab.Topology, podCIDRs ...string) 
 // with which each reaches the API: with the rights that the manifests give it, on its node.
 func bringUpWith(t *testing.T, suffix string, top lab.Topology, podCIDRs []string, configOf func(kubeconfig string) map[string]any) *cluster {
 	t.Helper()
+	return bringUpLab(t, suffix, lab.Options{Topology: top}, podCIDRs, configOf)
+}
+
+// bringUpLab is bringUpWith with options of the lab.
+func bringUpLab(t *testing.T, suffix string, o lab.Options, podCIDRs []string, configOf func(kubeconfig string) map[string]any) *cluster {
+	t.Helper()
 	made := strings.Fields(kubectl(t, "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}"))
-	top, err := top.Complete()
+	top, err := o.Topology.Complete()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,19 +97,18 @@ func bringUpWith(t *testing.T, suffix string, top lab.Topology, podCIDRs []strin
 			f.Close()
 		}
 	})
-	c.Lab = bring.UpWith(t, 2*time.Minute, labPrefix, suffix, lab.Options{
-		Topology: top, BinDir: binDir(t), NoPods: true,
-		Underlay: func(l *lab.Lab) error {
-			for _, h := range l.Hosts() {
-				f, err := server.Forward(l.Space(h))
-				if err != nil {
-					return err
-				}
-				c.forwards[h] = f
+	o.Topology, o.BinDir, o.NoPods = top, binDir(t), true
+	o.Underlay = func(l *lab.Lab) error {
+		for _, h := range l.Hosts() {
+			f, err := server.Forward(l.Space(h))
+			if err != nil {
+				return err
 			}
-			return nil
-		},
-	})
+			c.forwards[h] = f
+		}
+		return nil
+	}
+	c.Lab = bring.UpWith(t, 2*time.Minute, labPrefix, suffix, o)
 	return c
 }
 

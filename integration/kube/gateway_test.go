@@ -10,25 +10,11 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/guides"
 	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store/kube/convert"
 )
-
-// guideBlock returns the block of commands in the guide to Kubernetes that begins so.
-func guideBlock(t *testing.T, begin string) string {
-	t.Helper()
-	guide, err := os.ReadFile("../../docs/guides/kubernetes.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, block, found := strings.Cut(string(guide), "```sh by-hand\n"+begin)
-	block, _, ended := strings.Cut(block, "```")
-	if !found || !ended {
-		t.Fatalf("the guide has no block that begins with %q", begin)
-	}
-	return begin + block
-}
 
 // TestHostWithoutKubernetes: a host without a kubelet joins by what the guide says, and reaches
 // pods of others, which reach it and what it runs itself.
@@ -41,7 +27,7 @@ func TestHostWithoutKubernetes(t *testing.T) {
 	}
 	dir := t.TempDir()
 	t.Cleanup(func() { kubectl(t, "delete", "node", "gw1", "--ignore-not-found") }) // other tests have hosts of its address
-	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", guideBlock(t, "echo '{apiVersion: v1, kind: Node"))
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", guides.Commands(t, "guides/kubernetes.md", "echo '{apiVersion: v1, kind: Node"))
 	cmd.Dir = dir
 	cmd.Env = []string{"HOME=" + dir, "KUBECONFIG=" + admin, "PATH=" + abs(t, kubeBin()) + ":" + os.Getenv("PATH")}
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -53,11 +53,17 @@ func nothingLost(t *testing.T, flows []*traffic.Flow) {
 // asAdmin is the environment in which routerctl speaks to the API.
 func asAdmin(t *testing.T) []string {
 	t.Helper()
+	return asAdminOf(t, convert.V3)
+}
+
+// asAdminOf is asAdmin for a group.
+func asAdminOf(t *testing.T, g convert.Group) []string {
+	t.Helper()
 	admin, err := server.Kubeconfig("", kube.Token)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return []string{"DATASTORE_TYPE=kubernetes", "KUBECONFIG=" + admin, "CALICO_API_GROUP=" + convert.V3.APIVersion()}
+	return []string{"DATASTORE_TYPE=kubernetes", "KUBECONFIG=" + admin, "CALICO_API_GROUP=" + g.APIVersion()}
 }
 
 // tryRouterctl runs routerctl in an environment.

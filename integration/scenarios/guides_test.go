@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/guides"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/store"
 )
@@ -46,69 +47,6 @@ func byHand() map[string]string {
 		"operations/trace.md: routerctl trace --from other/client":                "the same: integration/kube TestEtcd",
 		"operations/troubleshoot.md: curl":                                        "half a minute, and a compiler",
 	}
-}
-
-// block is a fenced block of commands in a document.
-type block struct {
-	name     string // the document, and the first command
-	byHand   bool
-	commands []string
-}
-
-// commandBlocks returns the blocks of commands in a document: those of "sh" have nothing else, those of "console" have a prompt
-// before them, and what they print.
-func commandBlocks(t *testing.T, doc, text string) (out []block) {
-	t.Helper()
-	var b *block
-	lang := ""
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if fence, ok := strings.CutPrefix(line, "```"); ok {
-			if b != nil {
-				if len(b.commands) > 0 {
-					b.name = doc + ": " + b.commands[0]
-					out = append(out, *b)
-				}
-				b = nil
-				continue
-			}
-			words := append(strings.Fields(fence), "")
-			lang, b = words[0], &block{byHand: slices.Contains(words, "by-hand")}
-			continue
-		}
-		if b == nil || line == "" {
-			continue
-		}
-		root, asRoot := strings.CutPrefix(line, "# ")
-		user, asUser := strings.CutPrefix(line, "$ ")
-		switch {
-		case lang == "sh":
-			b.commands = append(b.commands, line)
-		case lang == "console" && asRoot:
-			b.commands = append(b.commands, root)
-		case lang == "console" && asUser:
-			b.commands = append(b.commands, user)
-		case lang != "console" && strings.HasPrefix(strings.TrimLeft(line, "#$ "), "routerctl "):
-			t.Errorf("%s: %q stands in a block of %q: fence it as sh or console, so that it is run", doc, line, lang)
-		}
-	}
-	return out
-}
-
-// guideBlock returns the commands of the block of a document that begins with a command.
-func guideBlock(t *testing.T, doc, begin string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", doc))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, b := range commandBlocks(t, doc, string(text)) {
-		if strings.HasPrefix(b.commands[0], begin) {
-			return strings.Join(b.commands, "\n")
-		}
-	}
-	t.Fatalf("%s has no block that begins with %q", doc, begin)
-	return ""
 }
 
 // guideSetups are what the commands of a document find, as shell commands before them.
@@ -161,21 +99,21 @@ func TestGuides(t *testing.T) {
 		}
 		script := guideSetups()[doc] + "\n"
 		n := 0
-		for _, b := range commandBlocks(t, doc, string(text)) {
+		for _, b := range guides.Blocks(t, doc, string(text)) {
 			known := ""
 			for begin := range byHand() {
-				if strings.HasPrefix(b.name, begin) {
+				if strings.HasPrefix(b.Name, begin) {
 					known = begin
 					delete(unseen, begin)
 				}
 			}
-			if b.byHand != (known != "") {
-				t.Errorf("%s: its fence says by-hand: %t, and byHand has it: %t", b.name, b.byHand, known != "")
+			if b.ByHand != (known != "") {
+				t.Errorf("%s: its fence says by-hand: %t, and byHand has it: %t", b.Name, b.ByHand, known != "")
 			}
-			if b.byHand {
+			if b.ByHand {
 				continue
 			}
-			for _, c := range b.commands {
+			for _, c := range b.Commands {
 				code := 0
 				for begin := range codes {
 					if strings.HasPrefix(c, begin) {

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/integration/guides"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/bring"
+	"github.com/routerd/routerd/integration/lab/calico"
 	"github.com/routerd/routerd/integration/lab/ns"
 	"github.com/routerd/routerd/integration/lab/traffic"
 	"github.com/routerd/routerd/store"
@@ -24,7 +26,7 @@ import (
 // bridge and host-local themselves, and routes to the other hosts' pod CIDRs. Its Nodes are in
 // etcd as Kubernetes' are: with pod CIDRs, and without an address until routerd registers.
 type otherPods struct {
-	*calico // its etcd, and the means to make things on hosts
+	*inEtcd // its etcd, and the means to make things on hosts
 	kind    string
 	bridge  string
 	name    string // of the network, which host-local has its directory by
@@ -102,7 +104,7 @@ func newOtherPods(t *testing.T, suffix, kind string) *otherPods {
 		}
 	}
 	l := bring.UpWith(t, 2*time.Minute, labPrefix, suffix, lab.Options{Topology: top, BinDir: binDir(t), NoDaemons: true})
-	o := &otherPods{calico: &calico{Lab: l, t: t}, kind: kind, bridge: "cni0", name: "cbr0"}
+	o := &otherPods{inEtcd: &inEtcd{calico.New(t, l), t}, kind: kind, bridge: "cni0", name: "cbr0"}
 	if kind == kubeRouter {
 		o.bridge, o.name = "kube-bridge", "mynet"
 	}
@@ -135,7 +137,7 @@ func newOtherPods(t *testing.T, suffix, kind string) *otherPods {
 // wireHost makes what the other network's daemon makes on a host.
 func (o *otherPods) wireHost(h otherHost) {
 	o.t.Helper()
-	o.sysctl(h.name, map[string]string{"net/ipv4/ip_forward": "1"})
+	o.Sysctl(h.name, map[string]string{"net/ipv4/ip_forward": "1"})
 	var b strings.Builder
 	if o.kind == flannelVXLAN {
 		fmt.Fprintf(&b, `link add flannel.1 address %s mtu 1450 type vxlan id 1 dstport 8472 nolearning local %s dev eth0
@@ -154,7 +156,7 @@ link set flannel.1 up
 			fmt.Fprintf(&b, "route add %s via %s proto 17\n", p.pods, p.addr)
 		}
 	}
-	o.batch(h.name, b.String())
+	o.Batch(h.name, b.String())
 	if o.kind != flannelVXLAN {
 		return
 	}
@@ -181,7 +183,7 @@ COMMIT
 		o.t.Fatalf("iptables-restore on %s: exit code %d, %v", h.name, code, err)
 	}
 	// As strict as some distributions have every device.
-	o.sysctl(h.name, map[string]string{"net/ipv4/conf/flannel.1/rp_filter": "1", "net/ipv4/conf/eth0/rp_filter": "1"})
+	o.Sysctl(h.name, map[string]string{"net/ipv4/conf/flannel.1/rp_filter": "1", "net/ipv4/conf/eth0/rp_filter": "1"})
 }
 
 // attachOld attaches a pod as the runtime does with the other network's configuration: what
@@ -209,7 +211,7 @@ func (o *otherPods) attachOld(h otherHost, name string, a netip.Addr) {
 	if err != nil || code != 0 || len(result.IPs) != 1 || result.IPs[0].Address.Addr() != a {
 		o.t.Fatalf("bridge for %s: exit code %d, %v: %s%s", where, code, err, out.String(), errs.String())
 	}
-	o.batch(where, "link set lo up\n")
+	o.Batch(where, "link set lo up\n")
 }
 
 // pairs are a pod of each host with one of each host that comes later.
@@ -348,7 +350,7 @@ func (o *otherPods) policy() {
 // but for the bridge's name.
 func (o *otherPods) guide(h otherHost, begin string) {
 	o.t.Helper()
-	commands := strings.ReplaceAll(guideBlock(o.t, "guides/from-flannel.md", begin), "cni0", o.bridge)
+	commands := strings.ReplaceAll(guides.Commands(o.t, "guides/from-flannel.md", begin), "cni0", o.bridge)
 	output(o.t, o.Lab, h.name, "env", "XTABLES_LOCKFILE=/dev/null", "bash", "-ec", commands)
 }
 
