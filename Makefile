@@ -47,6 +47,8 @@ VMSKIP := ^(TestKilledBetweenParts|TestRefusedMessagesConverge|TestTwentyThousan
 # at once has tests of its own, with it. No other package has tests of these names.
 RACELESSPKG := ./control/vrouter ./cmd/routerctl
 RACELESS := ^(TestLiveChange(WithFaults|Dark)?|TestScripts)$$
+# What reads the repository's own files and programs it starts, six times as long with the detector.
+TEXTPKG := ./integration/repo
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
 FUZZTIME ?= 10s
 SOAKTIME ?= 10m
@@ -155,7 +157,8 @@ test: ## Every test: unit tests beside the virtual machine, then the scenarios t
 .PHONY: test-unit
 test-unit: deps-test ## Unit tests, with the race detector; those of kernel packages need root
 	$(GO) test -timeout 10m -run '$(RACELESS)' $(RACELESSPKG)
-	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 10m -skip '$(RACELESS)' $$($(GO) list ./... | grep -vE '$(STAGED)')
+	$(GO) test -timeout 10m $(TEXTPKG)
+	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 10m -skip '$(RACELESS)' $$($(GO) list ./... | grep -vE '$(STAGED)|$(TEXTPKG:.%=%)$$')
 
 # The scenarios first, which take as long as all others together. They wait too.
 .PHONY: test-integration
