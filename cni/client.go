@@ -40,13 +40,13 @@ type client struct {
 	conn     net.Conn
 	socket   string
 	deadline time.Time
-	limit    time.Duration
+	limit    time.Duration // of the verb, which errors name
 }
 
-// dial connects to the daemon's socket. All that follows must be over within
-// limit.
-func dial(socket string, limit time.Duration) (*client, error) {
-	c := &client{socket: socket, limit: limit, deadline: time.Now().Add(limit)}
+// dial connects to the daemon's socket. All that follows must be over at a time, which
+// is limit after the verb began.
+func dial(socket string, deadline time.Time, limit time.Duration) (*client, error) {
+	c := &client{socket: socket, limit: limit, deadline: deadline}
 	d := net.Dialer{Deadline: c.deadline}
 	conn, err := d.Dial("unix", socket)
 	if err != nil {

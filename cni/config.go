@@ -56,6 +56,8 @@ type Config struct {
 	AddTimeoutSeconds int `json:"add_timeout_seconds"` // for ADD, CHECK and GC; 0: 60
 	DelTimeoutSeconds int `json:"del_timeout_seconds"` // 0: 30
 
+	StatusTimeoutSeconds int `json:"status_timeout_seconds"` // 0: 20
+
 	// Addresses that the runtime asks for, by either convention.
 	Args struct {
 		CNI struct {
@@ -183,6 +185,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("field add_timeout_seconds: %d is negative", c.AddTimeoutSeconds)
 	case c.DelTimeoutSeconds < 0:
 		return fmt.Errorf("field del_timeout_seconds: %d is negative", c.DelTimeoutSeconds)
+	case c.StatusTimeoutSeconds < 0:
+		return fmt.Errorf("field status_timeout_seconds: %d is negative", c.StatusTimeoutSeconds)
 	}
 	_, err := c.level()
 	return err
@@ -229,6 +233,10 @@ func (c *Config) level() (slog.Level, error) {
 func (c *Config) addTimeout() time.Duration { return seconds(c.AddTimeoutSeconds, DefaultAddTimeout) }
 
 func (c *Config) delTimeout() time.Duration { return seconds(c.DelTimeoutSeconds, DefaultDelTimeout) }
+
+func (c *Config) statusTimeout() time.Duration {
+	return seconds(c.StatusTimeoutSeconds, DefaultStatusTimeout)
+}
 
 func seconds(n int, deflt time.Duration) time.Duration {
 	if n == 0 {

@@ -55,7 +55,7 @@ func TestParseConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c.Socket != DefaultSocket || !c.IPAM.AssignIPv4.On(true) || c.IPAM.AssignIPv6.On(false) ||
-		c.addTimeout() != DefaultAddTimeout || c.delTimeout() != DefaultDelTimeout {
+		c.addTimeout() != DefaultAddTimeout || c.delTimeout() != DefaultDelTimeout || c.statusTimeout() != DefaultStatusTimeout {
 		t.Errorf("defaults: %+v", c)
 	}
 }
@@ -93,6 +93,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{`{"name": "net1", "log_level": "loud"}`, 7, `field log_level: "loud"`},
 		{`{"name": "net1", "add_timeout_seconds": -1}`, 7, "field add_timeout_seconds"},
 		{`{"name": "net1", "del_timeout_seconds": -1}`, 7, "field del_timeout_seconds"},
+		{`{"name": "net1", "status_timeout_seconds": -1}`, 7, "field status_timeout_seconds"},
 	} {
 		_, err := ParseConfig([]byte(tt.json))
 		expectError(t, err, tt.code, tt.says)

@@ -20,7 +20,7 @@ const PluginType = "routerd-cni"
 // starts or a datastore that elects a leader is waited for; what takes longer
 // is for the runtime to repeat.
 const (
-	DefaultAddTimeout = 60 * time.Second
-	DefaultDelTimeout = 30 * time.Second
-	statusTimeout     = 10 * time.Second
+	DefaultAddTimeout    = 60 * time.Second
+	DefaultDelTimeout    = 30 * time.Second
+	DefaultStatusTimeout = 20 * time.Second // a kubelet asks every 5 s, and takes a runtime for dead that it has not heard of for 30
 )

@@ -114,7 +114,12 @@ func (c *call) workload() workload {
 	}
 }
 
-// do reads the input, connects, and calls fn within the verb's time.
+// statusPause is how long STATUS waits before it asks once more.
+const statusPause = 100 * time.Millisecond
+
+// do reads the input, connects, and calls fn within the verb's time. STATUS does so
+// until the daemon serves: one that is started again is not to cost the node its
+// readiness, by which Kubernetes takes all its pods out of their Services at once.
 func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Duration, fn func(*call) error) error {
 	start := time.Now()
 	conf, err := ParseConfig(in.StdinData)
@@ -135,15 +140,36 @@ func (p *plugin) do(verb string, in *skel.CmdArgs, timeout func(*Config) time.Du
 	for _, w := range conf.warnings() {
 		log.Warn("configuration", "warning", w)
 	}
-	cl, err := dial(conf.Socket, timeout(conf))
+	limit := timeout(conf)
+	deadline := time.Now().Add(limit)
+	for {
+		err = ask(conf.Socket, deadline, limit, func(cl *client) error {
+			return fn(&call{Config: conf, args: args, in: in, client: cl, log: log, ipam: conf.asIPAM(p.program)})
+		})
+		if verb != "STATUS" || !later(err) || time.Until(deadline) < 2*statusPause {
+			break
+		}
+		time.Sleep(statusPause)
+	}
+	log.Debug("called routerd", "verb", verb, "container", in.ContainerID, "interface", in.IfName,
+		"duration", time.Since(start), "error", err)
+	return err
+}
+
+// ask connects to the daemon and calls fn with that.
+func ask(socket string, deadline time.Time, limit time.Duration, fn func(*client) error) error {
+	cl, err := dial(socket, deadline, limit)
 	if err != nil {
 		return err
 	}
 	defer cl.close()
-	err = cl.explain(fn(&call{Config: conf, args: args, in: in, client: cl, log: log, ipam: conf.asIPAM(p.program)}))
-	log.Debug("called routerd", "verb", verb, "container", in.ContainerID, "interface", in.IfName,
-		"duration", time.Since(start), "error", err)
-	return err
+	return cl.explain(fn(cl))
+}
+
+// later reports whether a failure may pass by itself.
+func later(err error) bool {
+	var e *types.Error
+	return errors.As(err, &e) && e.Code == types.ErrTryAgainLater
 }
 
 func (p *plugin) add(in *skel.CmdArgs) error {
@@ -272,7 +298,7 @@ func (p *plugin) check(in *skel.CmdArgs) error {
 }
 
 func (p *plugin) status(in *skel.CmdArgs) error {
-	err := p.do("STATUS", in, func(*Config) time.Duration { return statusTimeout }, func(c *call) error {
+	err := p.do("STATUS", in, (*Config).statusTimeout, func(c *call) error {
 		_, err := c.client.call("Status", nothing{}, &nothing{})
 		if err != nil || !c.delegates() {
 			return err
@@ -285,7 +311,7 @@ func (p *plugin) status(in *skel.CmdArgs) error {
 	// What other verbs may try again later is the answer here (section STATUS:
 	// code 50, the plugin cannot serve ADD).
 	var e *types.Error
-	if errors.As(err, &e) && e.Code == types.ErrTryAgainLater {
+	if later(err) && errors.As(err, &e) {
 		return types.NewError(types.ErrPluginNotAvailable, e.Msg, e.Details)
 	}
 	return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -74,6 +75,8 @@ type daemon struct {
 	valid    []attach.ID
 	left     []attach.ID
 	unlisted bool
+	statuses int // how often STATUS came
+	refusals int // how many of the first of these are answered by "not ready"
 	err      error
 	stall    bool          // it does not answer, not even when the caller's time is up
 	over     chan struct{} // closed at the end of the test
@@ -81,7 +84,15 @@ type daemon struct {
 
 func start(tb testing.TB) *daemon {
 	tb.Helper()
-	d := &daemon{socket: filepath.Join(tb.TempDir(), "run", "cni.sock"), over: make(chan struct{})}
+	d := &daemon{socket: filepath.Join(tb.TempDir(), "run", "cni.sock")}
+	d.serve(tb)
+	return d
+}
+
+// serve serves on the socket until the test ends.
+func (d *daemon) serve(tb testing.TB) {
+	tb.Helper()
+	d.over = make(chan struct{})
 	l, err := rpc.Listen(d.socket)
 	if err != nil {
 		tb.Fatal(err)
@@ -96,7 +107,6 @@ func start(tb testing.TB) *daemon {
 		_ = s.Serve(frames)
 	}()
 	tb.Cleanup(func() { close(d.over); s.Stop(); <-done })
-	return d
 }
 
 func (d *daemon) answer() error {
@@ -141,7 +151,15 @@ func (d *daemon) Check(_ context.Context, req attach.CheckRequest) error {
 	return d.answer()
 }
 
-func (d *daemon) Status(_ context.Context) error { return d.answer() }
+func (d *daemon) Status(_ context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.statuses++
+	if d.statuses <= d.refusals {
+		return fmt.Errorf("starting: %w", attach.ErrNotReady)
+	}
+	return d.err
+}
 
 func (d *daemon) GC(_ context.Context, network string, valid []attach.ID) (attach.Collected, error) {
 	d.mu.Lock()
@@ -493,7 +511,9 @@ func TestDaemonSaysNo(t *testing.T) {
 		d.mu.Lock()
 		d.err = tt.err
 		d.mu.Unlock()
-		refuse(t, invocation{verb: tt.verb, conf: d.conf("1.1.0", prev)}, tt.code, tt.says)
+		conf := d.conf("1.1.0", prev)
+		conf["status_timeout_seconds"] = 1
+		refuse(t, invocation{verb: tt.verb, conf: conf}, tt.code, tt.says)
 	}
 }
 
@@ -516,11 +536,45 @@ func TestDaemonAbsent(t *testing.T) {
 	} {
 		d := &daemon{socket: socket}
 		for verb, code := range map[string]uint{"ADD": 11, "DEL": 11, "STATUS": 50} {
-			in := invocation{verb: verb, conf: d.conf("1.1.0", nil)}
+			in := invocation{verb: verb, conf: d.conf("1.1.0", map[string]any{"status_timeout_seconds": 1})}
 			refuse(t, in, code, socket)
 			refuse(t, in, code, says)
 			refuse(t, in, code, "systemctl status routerd")
 		}
+	}
+}
+
+// STATUS waits for a daemon that is started again: the node would not be ready for as long, and its pods no endpoints of
+// their Services.
+func TestStatusOverRestart(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "cni.sock")
+	dying, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d := &daemon{socket: socket}
+		if out, errOut, ok := run(t, invocation{verb: "STATUS", conf: d.conf("1.1.0", nil)}); !ok {
+			t.Errorf("STATUS: %s%s", out, errOut)
+		}
+	}()
+	conn, err := dying.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(conn.Close(), dying.Close()); err != nil {
+		t.Fatal(err)
+	}
+	next := &daemon{socket: socket, refusals: 2}
+	next.serve(t)
+	<-done
+	next.mu.Lock()
+	defer next.mu.Unlock()
+	if next.statuses < 3 {
+		t.Errorf("the next daemon was asked %d times", next.statuses)
 	}
 }
 
