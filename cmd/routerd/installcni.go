@@ -14,7 +14,7 @@ import (
 // conflistOptions describe the CNI network of a host.
 func conflistOptions(c config.Config) cni.ConflistOptions {
 	return cni.ConflistOptions{
-		Name: c.CNI.NetworkName, Socket: c.CNISocket(), MTU: c.CNI.MTU, NoIPv4: !c.CNI.AssignIPv4, IPv6: c.CNI.AssignIPv6,
+		Name: c.CNI.NetworkName, Version: c.CNI.Version, Socket: c.CNISocket(), MTU: c.CNI.MTU, NoIPv4: !c.CNI.AssignIPv4, IPv6: c.CNI.AssignIPv6,
 	}
 }
 
@@ -27,8 +27,8 @@ func newInstallCNICommand() *cobra.Command {
 for them. Files are replaced in one step each, the configuration last, so that
 a runtime never sees half of an installation; what is up to date is not touched.
 
-Where there is no loopback plugin, which containerd before 2.0 starts no pod without,
-the same program is installed as that too.`,
+Where there is no loopback plugin, which containerd starts no pod without, the
+same program is installed as that too.`,
 		Example: `  routerd install-cni
   routerd install-cni --bin-dir /usr/lib/cni --conf-dir /etc/cni/net.d`,
 		Args: cobra.NoArgs,

@@ -302,6 +302,8 @@ const maxReserve = 256
 // CNI configures what install-cni writes and what pods get.
 type CNI struct {
 	NetworkName string `mapstructure:"networkName"`
+	// Version of the CNI specification that the conflist names: 1.0.0 or 1.1.0.
+	Version string `mapstructure:"version"`
 	// Manage has the daemon do what install-cni does, once workloads can be attached,
 	// and again when something removes or changes it.
 	Manage  bool   `mapstructure:"manage"`
@@ -335,7 +337,7 @@ func Default() Config {
 		Policy:    Policy{Enabled: true, LogRate: 20},
 		Dataplane: Dataplane{RouteProtocol: 77, FullCheckInterval: 90 * time.Second, SysctlDir: "/proc/sys"},
 		IPAM:      IPAM{Reserve: Reserve{Min: 32, Max: 128}, LeakGracePeriod: 15 * time.Minute, HostLocalDir: "/var/lib/cni/networks"},
-		CNI:       CNI{NetworkName: "routerd", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
+		CNI:       CNI{NetworkName: "routerd", Version: "1.0.0", BinDir: "/opt/cni/bin", ConfDir: "/etc/cni/net.d", AssignIPv4: true},
 	}
 }
 
@@ -520,6 +522,9 @@ func (c Config) Validate() error {
 	}
 	if !c.CNI.AssignIPv4 && !c.CNI.AssignIPv6 {
 		bad("cni.assignIPv4", false, "cni.assignIPv6 is false too, and a workload needs an address: set one of them to true")
+	}
+	if v := c.CNI.Version; v != "1.0.0" && v != "1.1.0" {
+		bad("cni.version", v, "want 1.0.0, which every runtime reads, or 1.1.0, with which those that can ask STATUS and GC")
 	}
 	if c.CNI.NetworkName == "" {
 		bad("cni.networkName", "", "want a name")

@@ -127,6 +127,7 @@ func TestErrors(t *testing.T) {
 		{"IPv6 block size", "defaultPool: {cidr6: 'fd00::/48', blockSize6: 64}", []string{"defaultPool.blockSize6", "116 to 128"}},
 		{"IPv6 encapsulation", "defaultPool: {cidr6: 'fd00::/48', encapsulation6: GRE}", []string{"defaultPool.encapsulation6", "GRE"}},
 		{"no address for workloads", "cni: {assignIPv4: false}", []string{"cni.assignIPv4", "cni.assignIPv6"}},
+		{"version of CNI", "cni: {version: 1.2.0}", []string{"cni.version", "1.2.0", "1.0.0", "1.1.0"}},
 		{"encapsulation", "defaultPool: {encapsulation: GRE}", []string{"encapsulation", "GRE", "VXLANCrossSubnet"}},
 		{"protocol of another", "dataplane: {routeProtocol: 80}", []string{"routeProtocol", "80"}},
 		{"reserve", "ipam: {reserve: {min: 9, max: 8}}", []string{"ipam.reserve.min", "ipam.reserve.max, which is 8"}},

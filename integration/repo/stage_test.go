@@ -58,7 +58,7 @@ func TestStage(t *testing.T) {
 				"integration/kube/store_test.go", "integration/kube/suites/e2e_test.go", "integration/ownership/history.go", "store/kube/convert/netpol.go", "store/kube/watch.go",
 			},
 			changes: "store/kube/watch.go", comes: "configs/kubernetes/base/another.yaml", goes: "control/kubesync/decide.go",
-			recipes: []string{"test-kubernetes", "kube-tools", "kube-suites"},
+			recipes: []string{"test-kubernetes", "kube-tools", "kube-runtime", "kube-suites"},
 			module:  "\tk8s.io/api v",
 		},
 	} {

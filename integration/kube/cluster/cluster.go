@@ -59,6 +59,8 @@ type Config struct {
 	// Encapsulation is that of the pools (`defaultPool.encapsulation`); as in the manifests if
 	// empty. With Direct the switch knows from the start where pods are.
 	Encapsulation string
+	// CNIVersion is cni.version; as in the manifests if empty, which runtimes of any age can use.
+	CNIVersion string
 	// Families are those of nodes, pods and Services; of both the first is what a Service or
 	// a pod has where one address is asked for. IPv4 alone if empty.
 	Families []dataplane.Family

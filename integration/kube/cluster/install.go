@@ -54,6 +54,9 @@ func (c *Cluster) edits() (list []edit) {
 			list = append(list, edit{"# ipv6: first-found", "ipv6: first-found"})
 		}
 	}
+	if c.conf.CNIVersion != "" {
+		list = append(list, edit{"      manage: true\n", "      manage: true\n      version: " + c.conf.CNIVersion + "\n"})
+	}
 	if c.conf.Encapsulation != "" {
 		list = append(list, edit{"encapsulation: VXLANCrossSubnet", "encapsulation: " + c.conf.Encapsulation}, edit{"encapsulation6: VXLANCrossSubnet", "encapsulation6: " + c.conf.Encapsulation})
 	}

@@ -199,6 +199,11 @@ func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// Path is where this process finds a file of the node.
+func (n *Node) Path(path string) string {
+	return filepath.Join(fmt.Sprintf("/proc/%d/root", n.holder.cmd.Process.Pid), path)
+}
+
 // Output runs a program on the node and returns what it printed.
 func (n *Node) Output(ctx context.Context, args ...string) (string, error) {
 	return output(n.Command(ctx, args...))
