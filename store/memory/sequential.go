@@ -18,12 +18,21 @@ var errCut = errors.New("cut between two writes")
 type Sequential struct {
 	*Store
 
+	asks func(store.Op) error // see [SequentialOn]
+
 	mu     sync.Mutex
 	writes int // how many are let through; negative: all
 }
 
 // NewSequential returns an empty store.
 func NewSequential() *Sequential { return &Sequential{Store: New(), writes: -1} }
+
+// SequentialOn returns what writes one object at a time to a store that others may write to as
+// well. It asks before each write; with an error, that fails and what its transaction wrote before
+// stays.
+func SequentialOn(s *Store, asks func(store.Op) error) *Sequential {
+	return &Sequential{Store: s, asks: asks, writes: -1}
+}
 
 // LetWrites lets n writes through and fails those after them; negative: all pass.
 // A transaction that meets this is left as a crash would leave it.
@@ -34,7 +43,10 @@ func (s *Sequential) LetWrites(n int) {
 }
 
 // admit says whether a write is let through.
-func (s *Sequential) admit() error {
+func (s *Sequential) admit(op store.Op) error {
+	if s.asks != nil {
+		return s.asks(op)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -78,7 +90,7 @@ func (s *Sequential) Txn(ctx context.Context, ops ...store.Op) ([]store.Object, 
 			if op.Action == store.Check || op.Role != role {
 				continue
 			}
-			err := s.admit()
+			err := s.admit(op)
 			var written []store.Object
 			if err == nil {
 				written, err = s.Store.Txn(ctx, op)
