@@ -102,6 +102,71 @@ func TestRightOfOneVerb(t *testing.T) {
 	}
 }
 
+// TestAnswersOfProxies: an error says the code of an answer that is no Status, and what is for people
+// in it.
+func TestAnswersOfProxies(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct{ body, want string }{
+		"nothing":    {"", "https://api: 502 Bad Gateway"},
+		"a line":     {"no upstream\n", "https://api: 502 Bad Gateway: no upstream"},
+		"a page":     {"<html>\n<body>no</body></html>", "https://api: 502 Bad Gateway"},
+		"a long one": {strings.Repeat("x", 300), "https://api: 502 Bad Gateway"},
+		"a Status":   {refusal(502, "", "etcd is away"), "https://api: etcd is away"},
+	} {
+		s := &script{say: func(int, *http.Request) *http.Response {
+			a := answer(http.StatusBadGateway, tt.body)
+			a.Status = "502 Bad Gateway"
+			return a
+		}}
+		_, err := s.open(t).Get(t.Context(), store.ResourceKey(store.KindIPPool, "a"))
+		if !errors.Is(err, store.ErrUnavailable) || !strings.HasSuffix(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+// TestDeniedSecret: the more often a Secret was denied, the longer it is not asked for, half a minute at
+// most; when the right is given it is told.
+func TestDeniedSecret(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		denied := true
+		s := &script{}
+		s.say = func(_ int, req *http.Request) *http.Response {
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case denied:
+				return answer(http.StatusForbidden, refusal(403, "Forbidden", "no"))
+			case req.URL.Query().Has("watch"):
+				return s.stream(req, false)
+			}
+			return answer(http.StatusOK, `{"kind":"SecretList","metadata":{"resourceVersion":"5"},"items":[{"data":{"password":"YQ=="}}]}`)
+		}
+		st := s.open(t)
+		told := ""
+		go st.FollowSecret(t.Context(), "tor", func(data map[string][]byte, _ error) {
+			mu.Lock()
+			defer mu.Unlock()
+			told = string(data["password"])
+		})
+		time.Sleep(time.Hour)
+		if n := s.count(); n < 100 || n > 140 {
+			t.Errorf("asked %d times in an hour, want about every half a minute", n)
+		}
+		mu.Lock()
+		denied = false
+		mu.Unlock()
+		time.Sleep(definitionPause)
+		mu.Lock()
+		defer mu.Unlock()
+		if told != "a" {
+			t.Errorf("told %q half a minute after the right was given", told)
+		}
+	})
+}
+
 // TestBothGroups: of the groups that a cluster has the one is used that Calico's clients choose,
 // and that there was a choice is said. Where there is none yet, later is looked again.
 func TestBothGroups(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/routerd/routerd/control/async"
@@ -102,7 +103,7 @@ func (c *client) send(ctx context.Context, r request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &statusError{req: r, code: resp.StatusCode, message: string(text)}
+	e := &statusError{req: r, code: resp.StatusCode, message: plainly(resp, text)}
 	var s status
 	if json.Unmarshal(text, &s) == nil && s.Message != "" {
 		e.reason, e.message = s.Reason, s.Message
@@ -112,6 +113,16 @@ func (c *client) send(ctx context.Context, r request) (*http.Response, error) {
 		e.after = time.Duration(n) * time.Second
 	}
 	return nil, e
+}
+
+// plainly says what an answer is that is no Status, as those of a proxy before the server: its code, and
+// the first line of the text if it is one for people.
+func plainly(resp *http.Response, text []byte) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	if line == "" || len(line) > 200 || strings.HasPrefix(line, "<") {
+		return resp.Status
+	}
+	return resp.Status + ": " + line
 }
 
 // call makes a request and returns the answer. What was certainly not done, and

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube/convert"
 )
@@ -47,7 +48,14 @@ func (s *Store) FollowSecret(ctx context.Context, name string, tell func(data ma
 				tell(nil, s.explain(ctx, err))
 			}
 		}
-		if failures > 0 && pause(ctx, err, failures-1) != nil {
+		if failures == 0 {
+			continue
+		}
+		wait := pauseAfter(err, failures-1)
+		if isCode(err, http.StatusForbidden) { // until somebody gives the right; each node asks
+			wait = max(wait, min(definitionPause, retryMin<<min(failures, 10)))
+		}
+		if async.Sleep(ctx, wait) != nil {
 			return
 		}
 	}
