@@ -151,14 +151,14 @@ func TestDeniedSecret(t *testing.T) {
 			defer mu.Unlock()
 			told = string(data["password"])
 		})
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		if n := s.count(); n < 100 || n > 140 {
 			t.Errorf("asked %d times in an hour, want about every half a minute", n)
 		}
 		mu.Lock()
 		denied = false
 		mu.Unlock()
-		time.Sleep(definitionPause)
+		<-time.After(definitionPause)
 		mu.Lock()
 		defer mu.Unlock()
 		if told != "a" {
