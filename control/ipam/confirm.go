@@ -31,14 +31,14 @@ const maxConfirmations = 48
 func (a *Allocator) Confirm(ctx context.Context, cs ...Confirmation) []error {
 	var out []error
 	for chunk := range slices.Chunk(cs, maxConfirmations) {
-		errs, err := a.confirm(ctx, chunk)
+		errs, err := a.confirm(ctx, &confirmStep{all: chunk})
 		if errors.Is(err, store.ErrOneByOne) {
 			for _, in := range a.byBlock(chunk) {
 				some := make([]Confirmation, 0, len(in))
 				for _, i := range in {
 					some = append(some, chunk[i])
 				}
-				each, _ := a.confirm(ctx, some) // which has the error
+				each, _ := a.confirm(ctx, &confirmStep{all: some, soon: chunk}) // which has the error
 				for n, i := range in {
 					errs[i] = each[n]
 				}
@@ -51,11 +51,10 @@ func (a *Allocator) Confirm(ctx context.Context, cs ...Confirmation) []error {
 
 // confirm writes addresses in one transaction. Its error, if there is one, is that of each
 // of them.
-func (a *Allocator) confirm(ctx context.Context, cs []Confirmation) ([]error, error) {
-	st := &confirmStep{all: cs}
+func (a *Allocator) confirm(ctx context.Context, st *confirmStep) ([]error, error) {
 	if err := a.do(ctx, st); err != nil {
-		err = fmt.Errorf("confirm %d addresses: %w", len(cs), err)
-		return slices.Repeat([]error{err}, len(cs)), err
+		err = fmt.Errorf("confirm %d addresses: %w", len(st.all), err)
+		return slices.Repeat([]error{err}, len(st.all)), err
 	}
 	return st.errs, nil
 }
@@ -83,6 +82,7 @@ func (a *Allocator) byBlock(cs []Confirmation) (groups [][]int) {
 // confirmStep gives addresses of the reserve to those who use them.
 type confirmStep struct {
 	all  []Confirmation
+	soon []Confirmation // what comes after it: handles count that already, and are written once
 	errs []error
 }
 
@@ -143,7 +143,26 @@ func (st *confirmStep) plan(d *draft) error {
 			}
 		}
 	}
+	st.foresee(d)
 	return nil
+}
+
+// foresee has the handles of the transaction count what they are given by the next ones. As after
+// a crash between them, they count too much until then, which does no harm.
+func (st *confirmStep) foresee(d *draft) {
+	counts := make(map[string]map[string]int)
+	for _, c := range st.soon {
+		hd, info := d.handles[c.Handle], d.s.blockAround(c.Addr)
+		if hd == nil || !hd.write || info == nil || d.blocks[info.CIDR] != nil {
+			continue
+		}
+		cidr := info.CIDR.String()
+		if counts[c.Handle] == nil {
+			counts[c.Handle] = make(map[string]int)
+		}
+		counts[c.Handle][cidr]++
+		d.setCount(c.Handle, hd, cidr, max(hd.value[cidr], counts[c.Handle][cidr]))
+	}
 }
 
 // handOver gives an assigned address of a block to another handle.

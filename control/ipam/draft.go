@@ -287,8 +287,12 @@ func (d *draft) ops() []store.Op {
 			op, ok = opFor(key, ad.base, value, ad.write, false)
 		case store.KindIPAMHandle:
 			hd := d.handles[key.Name]
-			if d.s.piecewise && key.Name == store.ReserveHandle(d.s.node) {
+			switch {
+			case !d.s.piecewise:
+			case key.Name == store.ReserveHandle(d.s.node):
 				hd.bound()
+			default:
+				hd.spare()
 			}
 			var value any
 			if hd.value != nil {
@@ -311,6 +315,15 @@ func (d *draft) ops() []store.Op {
 func (hd *handleDraft) bound() {
 	before, _ := hd.base.Value.(*store.Handle)
 	hd.write = hd.write && (hd.fence || before == nil || len(hd.value) < len(before.Block) || hd.more())
+}
+
+// spare keeps a transaction from writing a handle that says already what it is to say, as one that
+// [confirmStep.foresee] wrote does. That it does is looked at.
+func (hd *handleDraft) spare() {
+	before, _ := hd.base.Value.(*store.Handle)
+	if hd.write && before != nil && maps.Equal(hd.value, before.Block) {
+		hd.write, hd.check = false, true
+	}
 }
 
 // opFor returns what brings a key from base to value, nil to have it deleted,

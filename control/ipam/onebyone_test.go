@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/routerd/routerd/integration/await"
+	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/memory"
 )
 
@@ -88,4 +89,48 @@ func TestOneByOneConfirm(t *testing.T) {
 		t.Errorf("confirmed twice: %v", errs)
 	}
 	st.LetWrites(-1)
+}
+
+// TestOneByOneConfirmWrites: the handle of a workload with an address of each family is written
+// once when both are confirmed, as Calico writes it, and once when they are released.
+func TestOneByOneConfirmWrites(t *testing.T) {
+	t.Parallel()
+	seq := memory.NewSequential()
+	t.Cleanup(func() { _ = seq.Close() })
+	st := &writeCounter{Store: seq, writes: map[string]int{}}
+	put(t, st, newPool("four", "10.0.0.0/24", blockSize(28)), newPool("six", "fd00:10::/120", blockSize(126)), newNode("a", nil))
+	h := reserving(t, st, "a", newClock().time, ReserveConfig{Min: 8, Max: 8})
+	t.Cleanup(h.stop)
+	filled(t, h, "four", 8)
+	filled(t, h, "six", 2)
+	st.take()
+	got := mustTake(t, h, dualParts("net.0")...)
+	var cs []Confirmation
+	for _, a := range got {
+		cs = append(cs, Confirmation{Addr: a.Addr, Handle: "net.0"})
+	}
+	for range 2 { // it may be repeated
+		if err := errors.Join(h.Confirm(await.Context(t), cs...)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	handle := store.HandleKey("net.0")
+	if n := st.take()[handle.String()]; n != 1 {
+		t.Errorf("confirmed with %d writes of the handle", n)
+	}
+	o, err := st.Get(t.Context(), handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustDiff(t, "the handle", fmt.Sprintf(`{"block":{"%s":1,"%s":1},"deleted":false}`, got[0].Block, got[1].Block), string(o.Raw))
+	if held := sound(t, st); held[cs[0].Addr] != "net.0" || held[cs[1].Addr] != "net.0" {
+		t.Errorf("held: %v", held)
+	}
+	if _, err := h.ReleaseHandleHere(await.Context(t), "net.0"); err != nil {
+		t.Fatal(err)
+	}
+	if n := st.take()[handle.String()]; n != 1 {
+		t.Errorf("released with %d writes of the handle", n)
+	}
+	sound(t, st)
 }
