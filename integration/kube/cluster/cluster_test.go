@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/integration/kube/cluster"
@@ -160,8 +161,17 @@ const serviceRanges = `
 apiVersion: projectcalico.org/v3
 kind: BGPConfiguration
 metadata: {name: default}
-spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}]}
+spec: {serviceLoadBalancerIPs: [{cidr: 172.17.0.0/24}, {cidr: "fd00:172:17::/64"}]}
 `
+
+// balancer is an address of those ranges and of the family that a Service has first, and what
+// addresses of the lab's hosts begin with there.
+func balancer() (addr netip.Addr, hosts string) {
+	if f := world.Config.Families; len(f) > 0 && f[0] == dataplane.IPv6 {
+		return netip.MustParseAddr("fd00:172:17::7"), "[fd00:10:199:"
+	}
+	return netip.MustParseAddr("172.17.0.7"), "10.199."
+}
 
 // switched returns the cluster with a switch that its nodes announce addresses of Services to.
 func switched(t *testing.T) *cluster.Cluster {
@@ -340,7 +350,9 @@ func within(addr string, prefixes []string) bool {
 func TestReach(t *testing.T) {
 	c := switched(t)
 	create(t, c, web)
-	apply(t, c, "", "patch", "service", "web", "--subresource=status", "--type=merge", "-p", `{"status":{"loadBalancer":{"ingress":[{"ip":"172.17.0.7"}]}}}`)
+	balancer, hosts := balancer()
+	announced := netip.PrefixFrom(balancer, balancer.BitLen()).String()
+	apply(t, c, "", "patch", "service", "web", "--subresource=status", "--type=merge", "-p", fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q}]}}}`, balancer))
 	kubectl(t, c, "rollout", "status", "daemonset/web", "--timeout=90s")
 	kubectl(t, c, "-n", "other", "rollout", "status", "deployment/client", "--timeout=90s")
 
@@ -379,7 +391,7 @@ func TestReach(t *testing.T) {
 		}
 	}
 	serviceIP := kubectl(t, c, "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
-	targets = append(targets, target{"Service", net.JoinHostPort(serviceIP, "80")}, target{"load balancer", "172.17.0.7:80"})
+	targets = append(targets, target{"Service", net.JoinHostPort(serviceIP, "80")}, target{"load balancer", net.JoinHostPort(balancer.String(), "80")})
 	sources = append(sources, source{"client in other", inPod("other", "deployment/client"), "/agnhost"},
 		source{"node1", func(script string) *exec.Cmd { return c.Nodes[0].Command(t.Context(), "sh", "-c", script) }, agnhost},
 		source{"outside", func(script string) *exec.Cmd { return exec.CommandContext(t.Context(), "sh", "-c", script) }, agnhost})
@@ -414,7 +426,7 @@ func TestReach(t *testing.T) {
 	expect("without policy", everybody)
 
 	await.Until(t, "all nodes announce the address: each has an endpoint", func() error {
-		nodes, err := c.Announcers(t.Context(), "172.17.0.7/32")
+		nodes, err := c.Announcers(t.Context(), announced)
 		if err == nil && len(nodes) != len(c.Nodes) {
 			err = fmt.Errorf("it is announced by %q", nodes)
 		}
@@ -422,17 +434,17 @@ func TestReach(t *testing.T) {
 	})
 	// This program is outside itself.
 	client := http.Client{Transport: &http.Transport{}, Timeout: 5 * time.Second}
-	resp, err := client.Get("http://172.17.0.7/clientip")
+	resp, err := client.Get("http://" + net.JoinHostPort(balancer.String(), "80") + "/clientip")
 	if err != nil {
 		t.Fatal(err)
 	}
 	seen, err := io.ReadAll(resp.Body)
-	if err = errors.Join(err, resp.Body.Close()); err != nil || !strings.HasPrefix(string(seen), "10.199.") {
+	if err = errors.Join(err, resp.Body.Close()); err != nil || !strings.HasPrefix(string(seen), hosts) {
 		t.Errorf("the endpoint sees the client as %q, %v", seen, err)
 	}
 	kubectl(t, c, "label", "node", "node1", "node.kubernetes.io/exclude-from-external-load-balancers=true")
 	await.Until(t, "an excluded node announces it no more", func() error {
-		nodes, err := c.Announcers(t.Context(), "172.17.0.7/32")
+		nodes, err := c.Announcers(t.Context(), announced)
 		if err == nil && (len(nodes) != len(c.Nodes)-1 || slices.Contains(nodes, "node1")) {
 			err = fmt.Errorf("it is announced by %q", nodes)
 		}
