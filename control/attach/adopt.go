@@ -15,9 +15,10 @@ import (
 	"github.com/routerd/routerd/store"
 )
 
-// adopter takes over the workloads that Calico's CNI plugin attached to this host: their
-// wires carry no mark, and the datastore has their endpoints. From then on they are
-// attachments like any other.
+// adopter takes over the workloads of which there is no record, and of which the datastore has the
+// endpoints: those that Calico's CNI plugin attached to this host, whose wires carry no mark, and those
+// that routerd did, whose wires carry one, before it lost its state directory or was given another.
+// From then on they are attachments like any other.
 type adopter struct {
 	node      string
 	network   string // see Config.Network
@@ -49,7 +50,7 @@ func (x *adopter) run(ctx context.Context) {
 		}
 		if !failed && !errors.Is(err, ErrNotReady) && ctx.Err() == nil {
 			failed = true
-			x.log.Warn("workloads that Calico attached are not all taken over; will try again", "error", err)
+			x.log.Warn("workloads that are here without a record are not all taken over; will try again", "error", err)
 		}
 		if backoff.Wait(ctx) != nil {
 			return
@@ -75,10 +76,14 @@ func (x *adopter) all(ctx context.Context) error {
 		return err
 	}
 	var errs []error
-	adopted, strange := 0, ""
+	adopted, unrecorded, strange := 0, 0, ""
 	for _, o := range endpoints {
 		w, ok := o.Value.(*store.WorkloadEndpoint)
-		if !ok || w.Spec.Node != x.node || !devices[w.Spec.InterfaceName] {
+		if !ok || w.Spec.Node != x.node {
+			continue
+		}
+		alias, ok := devices[w.Spec.InterfaceName]
+		if !ok {
 			continue
 		}
 		delete(devices, w.Spec.InterfaceName)
@@ -88,11 +93,16 @@ func (x *adopter) all(ctx context.Context) error {
 		}
 		switch {
 		case err == nil:
-			if adopted++; x.network != "" && r.Network != x.network {
+			if alias == "" {
+				adopted++
+			} else {
+				unrecorded++
+			}
+			if x.network != "" && r.Network != x.network {
 				strange = r.Network
 			}
 		case errors.Is(err, errNotAdopted) || errors.Is(err, workload.ErrDiffers):
-			x.log.Warn("a workload that Calico attached is not taken over; start it anew", "endpoint", o.Key, "device", w.Spec.InterfaceName, "error", err)
+			x.log.Warn("a workload that is here without a record is not taken over; start it anew", "endpoint", o.Key, "device", w.Spec.InterfaceName, "error", err)
 		default:
 			errs = append(errs, fmt.Errorf("take over %s: %w", o.Key, err))
 		}
@@ -103,15 +113,19 @@ func (x *adopter) all(ctx context.Context) error {
 	if adopted > 0 {
 		x.log.Info("workloads that Calico attached are taken over", "workloads", adopted)
 	}
+	if unrecorded > 0 {
+		x.log.Warn("workloads of which stateDir has no record are taken over: was it another one before?", "workloads", unrecorded)
+	}
 	if strange != "" {
-		x.log.Error("workloads that Calico attached are of another network than the CNI configuration names, so their DEL will not find them: set cni.networkName to it",
+		x.log.Error("workloads that were taken over are of another network than the CNI configuration names, so their DEL will not find them: set cni.networkName to it",
 			"network", strange, "configured", x.network)
 	}
 	return errors.Join(errs...)
 }
 
-// candidates returns the unmarked wires that no attachment is about to mark, or to remove.
-func (x *adopter) candidates(ctx context.Context) (map[string]bool, error) {
+// candidates returns the wires that are no attachment's, and that none is about to mark or to remove, with
+// what marks each; empty: nothing does.
+func (x *adopter) candidates(ctx context.Context) (map[string]string, error) {
 	devices, err := x.host.Devices(ctx)
 	if err != nil {
 		return nil, err
@@ -120,10 +134,10 @@ func (x *adopter) candidates(ctx context.Context) (map[string]bool, error) {
 	for _, r := range x.ledger.snapshot() {
 		of[r.Device] = r.State
 	}
-	out := make(map[string]bool)
+	out := make(map[string]string)
 	for d, alias := range devices {
-		if s, known := of[d]; alias == "" && (!known || s == attachedStored) { // adopted, and killed before it was marked
-			out[d] = true
+		if s, known := of[d]; !known || alias == "" && s == attachedStored { // adopted, and killed before it was marked
+			out[d] = alias
 		}
 	}
 	return out, nil
@@ -225,7 +239,7 @@ func (x *adopter) adopt(ctx context.Context, r record) error {
 
 // record writes down that there is an attachment.
 func (x *adopter) record(ctx context.Context, r record) (record, error) {
-	wire, err := x.host.Inspect(ctx, r.Device, r.Interface)
+	wire, err := x.host.Inspect(ctx, r.Device, r.id())
 	if err != nil {
 		return r, err
 	}

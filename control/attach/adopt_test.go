@@ -145,6 +145,43 @@ func TestAdoptKubernetes(t *testing.T) {
 	w.expectClean()
 }
 
+// TestAdoptUnrecorded: so is a pod that routerd attached, and of which the state directory has no record: it
+// was lost, or is another one than before. A wire that is another container's stays as it is.
+func TestAdoptUnrecorded(t *testing.T) {
+	t.Parallel()
+	for container, adopted := range map[string]bool{"c0ffee": true, "c0ffea": false} {
+		w := newWorld(t)
+		var mu sync.Mutex
+		var log strings.Builder
+		w.cfg = func(c *Config) { c.Log = logTo(&mu, &log) }
+		req := w.calico(calicosPod, calicosBlock, true)
+		mark := ID{Network: req.ID.Network, ContainerID: container, Interface: req.ID.Interface}
+		link, err := w.sink.netlink.LinkByName("caliabc48332923")
+		if err == nil {
+			err = w.sink.netlink.LinkSetAlias(link, mark.Alias())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := w.start()
+		if err := a.adopter.all(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := a.ledger.state(req.ID) == attachedStored; got != adopted {
+			t.Errorf("%s: adopted %t", container, got)
+		}
+		if says := map[bool]string{true: "stateDir has no record", false: "start it anew"}[adopted]; !strings.Contains(log.String(), says) {
+			t.Errorf("%s: log: %s\nwant: %s", container, log.String(), says)
+		}
+		if !adopted {
+			continue
+		}
+		w.check(a, req)
+		w.del(a, req)
+		w.expectClean()
+	}
+}
+
 // TestAdoptAnotherNetwork: whose CNI configuration has another network's name is told.
 func TestAdoptAnotherNetwork(t *testing.T) {
 	t.Parallel()

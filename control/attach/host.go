@@ -19,7 +19,7 @@ type Wire interface {
 	VerifyRoute(ctx context.Context, device string, addr netip.Addr) error
 	Devices(ctx context.Context) (map[string]string, error)
 	HostSysctls(device string, addrs []netip.Addr) []dataplane.Sysctl
-	Inspect(ctx context.Context, device, inside string) (workload.Unmarked, error)
+	Inspect(ctx context.Context, device string, owner workload.Owner) (workload.Found, error)
 	Mark(ctx context.Context, device string, owner workload.Owner) error
 }
 

@@ -12,27 +12,27 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Unmarked is a wire that says nothing of whose it is: another program made it, as
-// Calico's CNI plugin does, or it was never finished.
-type Unmarked struct {
+// Found is a wire that is there without a record of it. It says nothing of whose it is where another
+// program made it, as Calico's CNI plugin does, or where it was never finished; else routerd made it.
+type Found struct {
 	Device string // host end
 	MTU    int    // of the host end, in bytes
 	Netns  string // a path of the workload's network namespace; empty: it is mounted nowhere
 }
 
-// Inspect returns what there is of an unmarked wire whose end inside has a name. The
-// error matches [ErrDiffers] where it is none.
-func (w *Wire) Inspect(_ context.Context, device, inside string) (Unmarked, error) {
-	host, err := w.unmarked(device)
+// Inspect returns what there is of a wire that is unmarked, or owner's, and whose end inside has the name
+// that owner says. The error matches [ErrDiffers] where it is none.
+func (w *Wire) Inspect(_ context.Context, device string, owner Owner) (Found, error) {
+	host, err := w.markable(device, owner)
 	if err != nil {
-		return Unmarked{}, err
+		return Found{}, err
 	}
-	out := Unmarked{Device: device, MTU: host.Attrs().MTU}
+	out := Found{Device: device, MTU: host.Attrs().MTU}
 	paths, err := mountedNamespaces()
 	if err != nil {
 		return out, err
 	}
-	i := slices.IndexFunc(paths, func(path string) bool { return w.leadsTo(host, path, inside) })
+	i := slices.IndexFunc(paths, func(path string) bool { return w.leadsTo(host, path, owner.Interface) })
 	if i >= 0 {
 		out.Netns = paths[i]
 	}
@@ -63,14 +63,8 @@ func (w *Wire) leadsTo(host netlink.Link, path, inside string) bool {
 // Mark makes an unmarked wire one of routerd's: from here on it is owner's. Nothing else
 // of it changes. One that is owner's already is success.
 func (w *Wire) Mark(_ context.Context, device string, owner Owner) error {
-	host, err := w.lookup(device)
-	if err != nil {
-		return err
-	}
-	if host != nil && host.Attrs().Alias == owner.Alias() {
-		return nil
-	}
-	if host, err = w.unmarked(device); err != nil {
+	host, err := w.markable(device, owner)
+	if err != nil || host.Attrs().Alias != "" {
 		return err
 	}
 	if err := w.netlink.LinkSetAlias(host, owner.Alias()); err != nil {
@@ -79,15 +73,15 @@ func (w *Wire) Mark(_ context.Context, device string, owner Owner) error {
 	return nil
 }
 
-// unmarked finds the host end of a wire without an alias.
-func (w *Wire) unmarked(device string) (netlink.Link, error) {
+// markable finds the host end of a wire that has no alias, or owner's.
+func (w *Wire) markable(device string, owner Owner) (netlink.Link, error) {
 	host, err := w.lookup(device)
 	switch {
 	case err != nil:
 		return nil, err
 	case host == nil:
 		return nil, fmt.Errorf("device %s is missing: %w", device, ErrDiffers)
-	case host.Type() != "veth" || host.Attrs().Alias != "":
+	case host.Type() != "veth" || host.Attrs().Alias != "" && host.Attrs().Alias != owner.Alias():
 		return nil, fmt.Errorf("device %s (%s) has the alias %q: %w", device, host.Type(), host.Attrs().Alias, ErrDiffers)
 	}
 	return host, nil

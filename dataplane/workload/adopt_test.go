@@ -32,19 +32,22 @@ func TestAdopt(t *testing.T) {
 	if _, err := f.wire.Attach(t.Context(), f.spec); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.wire.Inspect(t.Context(), f.spec.Device, "eth0"); !errors.Is(err, ErrDiffers) {
-		t.Errorf("inspect of a wire of ours: %v", err)
-	}
-	command(t, f.host, "ip", "link", "set", f.spec.Device, "alias", "")
-	got, err := f.wire.Inspect(t.Context(), f.spec.Device, f.spec.Owner.Interface)
-	if want := (Unmarked{Device: f.spec.Device, MTU: f.spec.MTU}); err != nil || got != want {
-		t.Errorf("%+v, %v; want %+v", got, err, want)
+	other := f.spec.Owner
+	other.ContainerID = "other"
+	if _, err := f.wire.Inspect(t.Context(), f.spec.Device, other); !errors.Is(err, ErrDiffers) {
+		t.Errorf("inspect of another's: %v", err)
 	}
 	at := netnstest.Mount(t, f.spec.Netns)
-	got, err = f.wire.Inspect(t.Context(), f.spec.Device, f.spec.Owner.Interface)
-	if want := (Unmarked{Device: f.spec.Device, MTU: f.spec.MTU, Netns: at}); err != nil || got != want {
-		t.Errorf("%+v, %v; want %+v", got, err, want)
+	inspect := func(netns string) {
+		t.Helper()
+		got, err := f.wire.Inspect(t.Context(), f.spec.Device, f.spec.Owner)
+		if want := (Found{Device: f.spec.Device, MTU: f.spec.MTU, Netns: netns}); err != nil || got != want {
+			t.Errorf("%+v, %v; want %+v", got, err, want)
+		}
 	}
+	inspect(at)
+	command(t, f.host, "ip", "link", "set", f.spec.Device, "alias", "")
+	inspect(at)
 	before := command(t, f.host, "ip", "-d", "addr", "show", f.spec.Device)
 	for range 2 {
 		if err := f.wire.Mark(t.Context(), f.spec.Device, f.spec.Owner); err != nil {
@@ -63,8 +66,6 @@ func TestAdopt(t *testing.T) {
 	if d := cmp.Diff(before, after); d != "" {
 		t.Errorf("the wire changed (-before +after):\n%s", d)
 	}
-	other := f.spec.Owner
-	other.ContainerID = "other"
 	if err := f.wire.Mark(t.Context(), f.spec.Device, other); !errors.Is(err, ErrDiffers) {
 		t.Errorf("mark of another's: %v", err)
 	}

@@ -133,6 +133,50 @@ func (s *hostService) says(reason string) {
 	})
 }
 
+// podAfter is another pod on the node.
+func (s *hostService) podAfter() string {
+	return fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: after}, spec: {nodeName: %s, terminationGracePeriodSeconds: 0, containers: [{name: c, image: %q, args: [pause]}]}}", s.n.Name, cluster.AgnhostImage)
+}
+
+// endsClean waits until of the pod that had an address nothing is left.
+func (s *hostService) endsClean(addr string) {
+	s.t.Helper()
+	await.Until(s.t, "its address has no route", func() error {
+		if out := s.on("ip", "route", "show", addr); out != "" {
+			return errors.New(out)
+		}
+		return nil
+	})
+	s.devicesOfPods()
+	s.sound()
+}
+
+// devicesOfPods waits until the node has as many devices of pods as pods.
+func (s *hostService) devicesOfPods() {
+	s.t.Helper()
+	await.Until(s.t, "no pod that is gone has a device", func() error {
+		want, err := s.c.Kubectl(s.t.Context(), "", "get", "pods", "-A", "--field-selector", "spec.nodeName="+s.n.Name+",spec.hostNetwork=false", "-o", "name")
+		if err != nil {
+			return err
+		}
+		if devices := strings.Count("\n"+s.on("ip", "-br", "link"), "\ncali"); devices != strings.Count(want, "pod/") {
+			return fmt.Errorf("%d devices of the pods\n%s", devices, want)
+		}
+		return nil
+	})
+}
+
+// sound waits until the check of IPAM's records finds nothing.
+func (s *hostService) sound() {
+	s.t.Helper()
+	await.Until(s.t, "ipam check finds nothing", func() error {
+		if out, err := s.c.Routerctl(s.t.Context(), "ipam", "check").CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+}
+
 // TestHostServiceBecomesDaemonSet: a node on which routerd is a service of the host, and where pods run, is
 // taken over by the DaemonSet, goes back and comes again by the commands of the guide. Pods keep their
 // addresses and lose no request; of the two daemons one runs, also where both are started.
@@ -151,6 +195,7 @@ func TestHostServiceBecomesDaemonSet(t *testing.T) {
 	before := asked(t, c)
 	// Nothing of the service's is to be what a pod has left.
 	kubectl(t, c, "drain", n.Name, "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=60s")
+	s.devicesOfPods() // a pod is gone from the API before its kubelet has ended it
 	s.pods(false)
 	if out, ok := cleaned(t, c, n); !ok {
 		t.Fatal(out)
@@ -201,7 +246,7 @@ func TestHostServiceBecomesDaemonSet(t *testing.T) {
 	}
 
 	// A new pod starts, and one that the service attached leaves nothing.
-	create(t, c, fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: after}, spec: {nodeName: %s, terminationGracePeriodSeconds: 0, containers: [{name: c, image: %q, args: [pause]}]}}", n.Name, cluster.AgnhostImage))
+	create(t, c, s.podAfter())
 	kubectl(t, c, "wait", "--for=condition=Ready", "pod/after", "--timeout=60s")
 	if got := kubectl(t, c, "get", "pod", "after", "-o", "jsonpath={.status.podIP}"); slices.Contains(addrs, got) {
 		t.Errorf("the new pod has %s, which is another's", got)
@@ -210,20 +255,43 @@ func TestHostServiceBecomesDaemonSet(t *testing.T) {
 		t.Fatalf("route to %s: %q", old, out)
 	}
 	kubectl(t, c, "delete", "daemonset", "upgraded")
-	await.Until(t, "nothing of the pod is left", func() error {
-		if out := s.on("ip", "route", "show", old); out != "" {
-			return errors.New(out)
-		}
-		if devices := strings.Count("\n"+s.on("ip", "-br", "link"), "\ncali"); devices != 1 {
-			return fmt.Errorf("%d devices of pods, want 1", devices)
+	s.endsClean(old)
+	refusedSince(t, c, before)
+}
+
+// TestAnotherStateDir: the daemon that comes to a node has another state directory than the one before, or it was
+// lost. It takes over the pods that run, which the API knows, and their kubelet can end them.
+func TestAnotherStateDir(t *testing.T) {
+	c := world.Up(t)
+	n := c.Nodes[len(c.Nodes)-1]
+	s := &hostService{t: t, c: c, n: n}
+	before := asked(t, c)
+	create(t, c, upgraded)
+	requests, addrs := ask(t, c)
+	t.Cleanup(func() { kubectl(t, c, "label", "node", n.Name, "routerd.io/daemon-") })
+	s.pods(false)
+	s.on("sh", "-c", "rm -r /var/lib/routerd/*")
+	s.pods(true)
+	s.says("RouterdIsUp")
+	old := addrs[len(addrs)-1]
+	await.Until(t, "the pod has its route", func() error {
+		if out := s.on("ip", "route", "show", old, "proto", "77"); !strings.Contains(out, "cali") {
+			return errors.New(s.on("ip", "route"))
 		}
 		return nil
 	})
-	await.Until(t, "ipam check finds nothing", func() error {
-		if out, err := c.Routerctl(t.Context(), "ipam", "check").CombinedOutput(); err != nil {
-			return fmt.Errorf("%w: %s", err, out)
+	if out := kubectl(t, c, "-n", "kube-system", "logs", s.pod()); !strings.Contains(out, "workloads of which stateDir has no record are taken over") {
+		t.Errorf("the daemon says\n%s", out)
+	}
+	requests.answered("after it was taken over")
+	for _, r := range requests.all {
+		result, err := r.End()
+		if err != nil {
+			t.Fatal(err)
 		}
-		return nil
-	})
+		t.Log(result)
+	}
+	kubectl(t, c, "delete", "daemonset", "upgraded")
+	s.endsClean(old)
 	refusedSince(t, c, before)
 }
