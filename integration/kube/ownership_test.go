@@ -59,7 +59,7 @@ func (*faultyAPI) DeleteNode(ctx context.Context, _ store.Store, name string) er
 	return err
 }
 
-// Harm has requests be refused, cut off, lost and late, watches lag behind, end and have their
+// Harm has requests be refused, cut off, lost, late and answered as it was, watches lag behind, end and have their
 // history gone, and now and then nothing answer at all.
 func (f *faultyAPI) Harm(ctx context.Context, _ store.Store) {
 	pause := func(least, more time.Duration) {
@@ -70,7 +70,7 @@ func (f *faultyAPI) Harm(ctx context.Context, _ store.Store) {
 	}
 	defer f.proxy.Disturb(kube.Faults{})
 	for ctx.Err() == nil {
-		f.proxy.Disturb(kube.Faults{Refuse: rand.Float64() / 20, Cut: rand.Float64() / 20, Lose: rand.Float64() / 10, Delay: 1 + rand.N(100*time.Millisecond), Lag: rand.N(time.Second)})
+		f.proxy.Disturb(kube.Faults{Refuse: rand.Float64() / 20, Cut: rand.Float64() / 20, Lose: rand.Float64() / 10, Delay: 1 + rand.N(100*time.Millisecond), Lag: rand.N(time.Second), Stale: rand.Float64() / 2})
 		pause(200*time.Millisecond, 500*time.Millisecond)
 		switch rand.N(4) {
 		case 0:

@@ -5,9 +5,11 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -16,6 +18,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 )
@@ -37,6 +40,15 @@ type Proxy struct {
 	seen    []*url.URL // since the last [Proxy.Requests]
 	faults  Faults
 	made    int // faults, until now
+	past    map[string]past
+}
+
+// past is the answer that a read had until it was written or asked for again.
+type past struct {
+	until  time.Time
+	status int
+	header http.Header
+	body   []byte
 }
 
 // Faults are what a proxy does to requests at random, each to a share of them between 0 and 1.
@@ -46,7 +58,11 @@ type Faults struct {
 	Lose   float64       // is passed on, and the connection ends before the answer
 	Delay  time.Duration // is passed on so much later at most, of those that are no watches
 	Lag    time.Duration // what a watch tells comes so much later, as from a replica that is behind
+	Stale  float64       // is a read that is answered as it was up to [staleFor] ago, as by a replica that is behind
 }
+
+// staleFor is how old a stale answer is at most.
+const staleFor = time.Second
 
 // Proxy starts a proxy in front of the server. [Proxy.Close] ends it.
 func (s *Server) Proxy() (*Proxy, error) {
@@ -62,7 +78,7 @@ func (s *Server) Proxy() (*Proxy, error) {
 	if !pool.AppendCertsFromPEM(pemText) {
 		return nil, fmt.Errorf("%s holds no certificate", s.CAFile)
 	}
-	p := &Proxy{writes: -1, running: make(map[*http.Request]context.CancelFunc)}
+	p := &Proxy{writes: -1, running: make(map[*http.Request]context.CancelFunc), past: make(map[string]past)}
 	pass := httputil.NewSingleHostReverseProxy(target)
 	pass.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}, MaxIdleConnsPerHost: 32}
 	pass.FlushInterval = -1
@@ -143,6 +159,9 @@ func (p *Proxy) meet(ctx context.Context, w http.ResponseWriter, r *http.Request
 			panic(http.ErrAbortHandler)
 		}
 	}
+	if f.Stale > 0 && p.stale(ctx, w, r, f.Stale, pass) {
+		return
+	}
 	switch n := rand.Float64(); {
 	case n < f.Refuse:
 		p.count()
@@ -159,6 +178,68 @@ func (p *Proxy) meet(ctx context.Context, w http.ResponseWriter, r *http.Request
 	default:
 		pass.ServeHTTP(w, r.WithContext(ctx))
 	}
+}
+
+// stale answers a share of the reads as they were some time ago, and reports whether it did. What an
+// object was before a write is asked for then; a list was what it was when it was asked for last.
+func (p *Proxy) stale(ctx context.Context, w http.ResponseWriter, r *http.Request, share float64, pass http.Handler) bool {
+	target := r.URL.RequestURI()
+	if r.Method != http.MethodGet {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		p.keep(ctx, written(r, body), pass)
+		return false
+	}
+	p.mu.Lock()
+	was, known := p.past[target]
+	p.mu.Unlock()
+	if known && time.Since(was.until) < staleFor && rand.Float64() < share {
+		p.count()
+		maps.Copy(w.Header(), was.header)
+		w.WriteHeader(was.status)
+		_, _ = w.Write(was.body) // the client may have gone
+		return true
+	}
+	if r.URL.RawQuery != "" {
+		p.keep(ctx, r, pass)
+	}
+	return false
+}
+
+// written is the read of what a write changes.
+func written(r *http.Request, body []byte) *http.Request {
+	get := r.Clone(context.WithoutCancel(r.Context()))
+	get.Method, get.Body, get.ContentLength, get.URL.RawQuery = http.MethodGet, http.NoBody, 0, ""
+	get.URL.Path = strings.TrimSuffix(get.URL.Path, "/status")
+	if r.Method == http.MethodPost {
+		var made struct{ Metadata struct{ Name string } }
+		if json.Unmarshal(body, &made) == nil {
+			get.URL.Path += "/" + made.Metadata.Name
+		}
+	}
+	return get
+}
+
+// keep keeps the answer to a read as it is now, unless it has one that is young enough.
+func (p *Proxy) keep(ctx context.Context, get *http.Request, pass http.Handler) {
+	target := get.URL.RequestURI()
+	p.mu.Lock()
+	was, known := p.past[target]
+	p.mu.Unlock()
+	if known && time.Since(was.until) < staleFor {
+		return
+	}
+	rec := httptest.NewRecorder()
+	pass.ServeHTTP(rec, get.WithContext(context.WithoutCancel(ctx)))
+	if rec.Code != http.StatusOK && rec.Code != http.StatusNotFound {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.past[target] = past{time.Now(), rec.Code, rec.Header().Clone(), rec.Body.Bytes()}
 }
 
 func (p *Proxy) count() {

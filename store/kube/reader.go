@@ -32,7 +32,8 @@ const (
 	// definitionPause is between two looks for a definition that is missing.
 	definitionPause = 30 * time.Second
 	// staleTries is how often a server is asked to go on from a revision that it
-	// says it has not reached, before the state is read again.
+	// says it has not reached, before the state is read again; and for a state that is
+	// not older than what was told, before an older one counts.
 	staleTries = 5
 	// settled is how long a watch lasts after which those that broke before it are
 	// forgotten.
@@ -47,6 +48,7 @@ const (
 var (
 	errExpired = errors.New("the history is gone")
 	errSilent  = errors.New("the watch says nothing")
+	errBehind  = errors.New("the server's state is older than what was told")
 )
 
 // reader follows one source.
@@ -57,13 +59,14 @@ type reader struct {
 
 	at      store.Revision // what was told up to; 0: the state is needed
 	down    bool
-	logged  slog.Level // of that it is down
-	paged   bool       // this server does not stream lists
-	stale   int        // how often it had not reached at
-	missing bool       // there is no definition
-	denied  bool       // this user may not read it
-	refused int        // how often that was said
-	resumes bool       // it goes on from what an earlier process knew, and has not come as far as the server yet
+	logged  slog.Level     // of that it is down
+	paged   bool           // this server does not stream lists
+	least   store.Revision // what the state must have come to: see behind
+	stale   int            // how often it had not reached at, or least
+	missing bool           // there is no definition
+	denied  bool           // this user may not read it
+	refused int            // how often that was said
+	resumes bool           // it goes on from what an earlier process knew, and has not come as far as the server yet
 }
 
 // pause waits before another try.
@@ -130,6 +133,8 @@ func (r *reader) run(ctx context.Context) {
 		switch {
 		case errors.Is(err, errExpired):
 			r.at, r.resumes = 0, false
+		case errors.Is(err, errBehind):
+			r.s.log.Debug("a state is read again", "resource", r.p.String(), "error", err)
 		case err == nil, heard:
 			// The server's time is up, or the connection is lost: another one tells
 			// whether there is an outage.
@@ -315,6 +320,7 @@ func (r *reader) judge(err error) error {
 	}
 	switch {
 	case st.code == http.StatusGone:
+		r.least = max(r.least, r.at)
 		return errExpired
 	case r.at == 0 && !r.paged && (st.code == http.StatusUnprocessableEntity || st.code == http.StatusBadRequest || st.code == http.StatusInternalServerError):
 		// An older server, or one on an etcd that cannot say how far it is.
@@ -324,11 +330,24 @@ func (r *reader) judge(err error) error {
 	case r.at != 0 && st.code == http.StatusGatewayTimeout:
 		// The server has not got so far: it lags, or it was restored from a backup.
 		if r.stale++; r.stale >= staleTries {
-			r.stale = 0
+			r.stale, r.least = 0, 0
 			return errExpired
 		}
 	}
 	return err
+}
+
+// behind says of a state that it is older than what was told before a server said that the history
+// of that is gone, so has come further: the state is that of a replica which lags, and by it what
+// was made since would be deleted. If all say so for long the datastore was restored, and nil.
+func (r *reader) behind(rev store.Revision) error {
+	if rev < r.least {
+		if r.stale++; r.stale < staleTries {
+			return fmt.Errorf("%w: %d, told was up to %d", errBehind, rev, r.least)
+		}
+	}
+	r.stale, r.least = 0, 0
+	return nil
 }
 
 // list reads the state where the server does not stream it.
@@ -337,6 +356,9 @@ func (r *reader) list(ctx context.Context) error {
 	items, rev, err := r.s.listSource(ctx, r.p.source, "", r.p.fields)
 	if err != nil {
 		return r.judge(err)
+	}
+	if err := r.behind(rev); err != nil {
+		return err
 	}
 	r.at, r.down = rev, false
 	r.m.state(r.p, rev, items)
@@ -398,6 +420,9 @@ func (st *stream) bookmark(raw []byte) error {
 	if st.initial {
 		if mark.Metadata.Annotations["k8s.io/initial-events-end"] != "true" {
 			return nil
+		}
+		if err := r.behind(rev); err != nil {
+			return err
 		}
 		st.initial = false
 		r.at, r.down = rev, false

@@ -204,6 +204,68 @@ func TestRestored(t *testing.T) {
 	})
 }
 
+// TestStateOfAReplicaBehind: the history of a watch is gone, and another server, which has not come
+// so far, tells the state. What was made since then is not told as deleted: the state is read
+// again until a server is as far, or all say so for so long that they were restored.
+func TestStateOfAReplicaBehind(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		lists  bool // the server does not stream the state
+		behind int  // how often the state is an old one
+		told   string
+	}{
+		"it streams": {false, 3, "80[c@80]"},
+		"it lists":   {true, 3, "80[c@80]"},
+		"all are":    {false, 100, "70[-b]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s, states := &script{}, 0
+				state := func(req *http.Request, rev int, pools ...string) *http.Response {
+					if tt.lists {
+						return answer(http.StatusOK, page1(rev, pools...))
+					}
+					var lines []string
+					for _, p := range pools {
+						lines = append(lines, line("ADDED", p))
+					}
+					return s.stream(req, false, append(lines, bookmark(rev, true))...)
+				}
+				a, b := pool("a", 50, `"10.0.0.0/16"`), pool("b", 60, `"10.1.0.0/16"`)
+				s.say = func(_ int, req *http.Request) *http.Response {
+					switch q := req.URL.Query(); {
+					case tt.lists && initial(req):
+						return answer(http.StatusUnprocessableEntity, refusal(422, "Invalid", "sendInitialEvents is forbidden"))
+					case tt.lists && watching(req) && q.Get("resourceVersion") == "70" && states == 1, !tt.lists && !initial(req) && states == 1:
+						return answer(http.StatusGone, refusal(410, "Expired", "too old resource version"))
+					case !tt.lists && !initial(req), tt.lists && watching(req):
+						return s.stream(req, false)
+					}
+					switch states++; {
+					case states == 1 && tt.lists:
+						return state(req, 70, a, b)
+					case states == 1: // and the watch ends
+						return s.stream(req, true, line("ADDED", a), line("ADDED", b), bookmark(70, true))
+					case states <= 1+tt.behind:
+						return state(req, 55, a)
+					}
+					return state(req, 80, a, b, pool("c", 80, `"10.2.0.0/16"`))
+				}
+				ch := watchPools(t, s)
+				var all []store.Batch
+				for range 60 {
+					all = append(all, collect(ch)...)
+					later(time.Second)
+				}
+				if got := told(all); !strings.HasPrefix(got, "70[a@50 b@60] synced") || !strings.Contains(got, tt.told) || tt.behind < 100 && strings.Contains(got, "-b") {
+					t.Errorf("told %q, with %q", got, tt.told)
+				}
+			})
+		})
+	}
+}
+
 // TestSilence: a watch that says nothing for minutes, not even by a bookmark, is
 // begun anew from where it was.
 func TestSilence(t *testing.T) {
