@@ -240,10 +240,11 @@ test-reproducible: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Make the packages o
 	cat "$$tmp/one/dist/SHA256SUMS"
 
 .PHONY: kubernetes
-kubernetes: kube-tools kube-runtime kube-oracle build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
+kubernetes: kube-tools kube-runtime kube-crio kube-oracle build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
 	@.ci/deps kubernetes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 15m -v ./integration/kube/cluster ./integration/kube/credentials ./integration/kube/runtimes
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/runtimes -runtime=crio
 	$(GO) test -count=1 -timeout 15m -v ./control/policy -run '^TestKubernetesPolicies$$' -rapid.checks=2000 -cyclonus=$(KUBE)/cyclonus
 
 # What it passed with, for make test, as of test-package.
@@ -382,6 +383,20 @@ $(RUNTIMETOOLS:%=$(KUBE)/%): .ci/containerd.mod .ci/containerd.sum
 	@echo "kube-tools: building $(notdir $@) $(RUNTIMEVERSION)"
 	@mkdir -p $(KUBE)
 	@$(GO) build -modfile=$(CURDIR)/.ci/containerd.mod -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(RUNTIMEVERSION)' -o $@ github.com/containerd/containerd/v2/cmd/$(notdir $@)
+
+# The runtime that sends GC; its program pinns is written in C.
+CRIOTAGS := containers_image_openpgp containers_image_ostree_stub exclude_disk_quota exclude_graphdriver_btrfs exclude_graphdriver_devicemapper
+
+.PHONY: kube-crio
+kube-crio: $(KUBE)/crio $(KUBE)/pinns ## Build CRI-O into .cache/kube/
+
+$(KUBE)/crio: .ci/crio.mod .ci/crio.sum
+	@echo "kube-tools: building $(notdir $@)"
+	@mkdir -p $(KUBE)
+	@$(GO) build -modfile=$(CURDIR)/.ci/crio.mod -tags '$(CRIOTAGS)' -ldflags '-s -w' -o $@ github.com/cri-o/cri-o/cmd/crio
+
+$(KUBE)/pinns: $(KUBE)/crio
+	@gcc -std=c99 -Os -static -s -o $@ "$$($(GO) list -m -modfile=$(CURDIR)/.ci/crio.mod -f '{{ .Dir }}' github.com/cri-o/cri-o)"/pinns/src/*.c
 
 # By these others judge a cluster.
 .PHONY: kube-suites

@@ -81,6 +81,7 @@ type Cluster struct {
 	Times []Took
 
 	conf        Config
+	runtime     runtimeOf
 	families    []family
 	dir         string
 	etcd        *embedded.Server // nil: Calico's resources are in the API
@@ -103,6 +104,7 @@ func Up(ctx context.Context, conf Config) (_ *Cluster, err error) {
 		conf.Families = []dataplane.Family{dataplane.IPv4}
 	}
 	c := &Cluster{conf: conf, dir: Dir(conf.Name)}
+	c.runtime = c.runtimeOf()
 	for _, f := range conf.Families {
 		c.families = append(c.families, familyOf(f))
 	}
@@ -324,7 +326,7 @@ func (c *Cluster) startNodes(ctx context.Context) error {
 func (c *Cluster) nodesReady(ctx context.Context) error {
 	var programs []*program
 	for _, n := range c.Nodes {
-		programs = append(programs, n.kubelet, n.containerd, n.proxy)
+		programs = append(programs, n.kubelet, n.runtime, n.proxy)
 	}
 	return poll(ctx, "ready", func() error {
 		out, err := c.Kubectl(ctx, "", "get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {range .status.conditions[?(@.type=="Ready")]}{.status} {.message}{end}{"\n"}{end}`)

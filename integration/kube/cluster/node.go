@@ -20,17 +20,17 @@ type Node struct {
 	Name string
 	Rack int // two nodes each; between racks packets are routed
 
-	number                     int // from 1
-	c                          *Cluster
-	dir                        string
-	holder                     *program // whose namespaces the others enter
-	containerd, kubelet, proxy *program
+	number                  int // from 1
+	c                       *Cluster
+	dir                     string
+	holder                  *program // whose namespaces the others enter
+	runtime, kubelet, proxy *program
 }
 
 // mounts gives the node its view of the files, in a mount namespace of its own, and
 // stays. Its directory is $0, its name $1.
 //
-//   - containerd's overlays, and what the kubelet measures, are on no overlay.
+//   - The runtime's overlays, and what the kubelet measures, are on no overlay.
 //   - The settings that the kubelet makes for the whole machine go to files.
 const mounts = `set -eu
 mount --make-rprivate /
@@ -41,7 +41,7 @@ done
 mount -t tmpfs tmpfs /run
 mkdir -p /run/netns /run/lock
 rm -rf /etc/cni /opt/cni /etc/kubernetes
-for d in containerd kubelet; do
+for d in containerd containers kubelet; do
 	mkdir -p "$0/$d" "/var/lib/$d"
 	mount --bind "$0/$d" "/var/lib/$d"
 done
@@ -56,50 +56,6 @@ echo "$1" >/etc/hostname
 hostname "$1"
 mount --make-rshared /
 exec sleep infinity
-`
-
-const containerdConfig = `version = 2
-root = "/var/lib/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
-[grpc]
-address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "` + pauseImage + `"
-# Without CAP_SYS_RESOURCE runc ends without a word where a score is to be lowered.
-restrict_oom_score_adj = true
-disable_apparmor = true
-stream_server_address = "127.0.0.1"
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "overlayfs"
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "/opt/cni/bin"
-conf_dir = "/etc/cni/net.d"
-`
-
-// containerd2Config is the same for containerd 2. It is completed by the path of the shim, which is looked for
-// in $PATH first, where Debian's is.
-const containerd2Config = `version = 3
-root = "/var/lib/containerd"
-state = "/run/containerd"
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.erofs", "io.containerd.snapshotter.v1.zfs"]
-[grpc]
-address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.cri.v1.images"]
-snapshotter = "overlayfs"
-[plugins."io.containerd.cri.v1.images".pinned_images]
-sandbox = "` + pauseImage + `"
-[plugins."io.containerd.cri.v1.runtime"]
-restrict_oom_score_adj = true
-disable_apparmor = true
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-runtime_type = "io.containerd.runc.v2"
-runtime_path = %q
-[plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = ["/opt/cni/bin"]
-conf_dir = "/etc/cni/net.d"
-[plugins."io.containerd.grpc.v1.cri"]
-stream_server_address = "127.0.0.1"
 `
 
 // kubeletConfig is completed by the cgroup below which the pods are.
@@ -159,16 +115,21 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 		kubelet += "address: \"::\"\n" // by default those of IPv4
 	}
 	for name, text := range map[string]string{
-		"containerd.toml": c.containerdConfig(),
-		"kubelet.yaml":    kubelet,
-		"kubelet.conf":    c.kubeconfig(kubeletToken(n.Name)),
-		"proxy.conf":      c.kubeconfig(proxyToken),
+		"runtime.toml": c.runtime.config,
+		"kubelet.yaml": kubelet,
+		"kubelet.conf": c.kubeconfig(kubeletToken(n.Name)),
+		"proxy.conf":   c.kubeconfig(proxyToken),
 	} {
 		if err := os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o600); err != nil {
 			return err
 		}
 	}
-	if err := n.StartContainerd(ctx); err != nil {
+	if c.runtime.prepare != "" {
+		if _, err := n.Output(ctx, "sh", "-c", c.runtime.prepare); err != nil {
+			return err
+		}
+	}
+	if err := n.StartRuntime(ctx); err != nil {
 		return err
 	}
 	if err := n.importImages(ctx, c.images()); err != nil {
@@ -181,7 +142,7 @@ func (c *Cluster) startNode(ctx context.Context, n *Node) (err error) {
 }
 
 func (n *Node) importImages(ctx context.Context, archive string) error {
-	_, err := n.Output(ctx, "ctr", "--namespace", "k8s.io", "images", "import", archive)
+	_, err := n.Output(ctx, append(slices.Clone(n.c.runtime.imports), archive)...)
 	return err
 }
 
@@ -232,20 +193,32 @@ func (n *Node) Background(name string, args ...string) (stop func(), err error) 
 // "kube-proxy", or one of [Node.Background].
 func (n *Node) Log(program string) string { return filepath.Join(n.dir, program+".log") }
 
-// StartContainerd starts the runtime and returns when it answers.
-func (n *Node) StartContainerd(ctx context.Context) (err error) {
-	n.containerd, err = n.background("containerd", n.c.containerdProgram(), "--config", filepath.Join(n.dir, "containerd.toml"))
+// StartRuntime starts the runtime and returns when it answers.
+func (n *Node) StartRuntime(ctx context.Context) (err error) {
+	n.runtime, err = n.background("runtime", append(slices.Clone(n.c.runtime.program), "--config", filepath.Join(n.dir, "runtime.toml"))...)
 	if err != nil {
 		return err
 	}
-	return poll(ctx, "containerd answers", func() error {
-		_, err := n.Output(ctx, "ctr", "version")
+	return poll(ctx, "the runtime answers", func() error {
+		_, err := n.Output(ctx, n.c.runtime.answers...)
 		return err
-	}, n.containerd)
+	}, n.runtime)
 }
 
-// StopContainerd ends the runtime. The pods stay.
-func (n *Node) StopContainerd(ctx context.Context) { n.containerd.stop(ctx) }
+// StopRuntime ends the runtime. The pods stay.
+func (n *Node) StopRuntime(ctx context.Context) { n.runtime.stop(ctx) }
+
+// PauseContainer has the processes of a container do nothing until it is resumed.
+func (n *Node) PauseContainer(ctx context.Context, id string) error {
+	_, err := n.Output(ctx, "runc", "--root", n.c.runtime.runc, "pause", id)
+	return err
+}
+
+// ResumeContainer undoes [Node.PauseContainer].
+func (n *Node) ResumeContainer(ctx context.Context, id string) error {
+	_, err := n.Output(ctx, "runc", "--root", n.c.runtime.runc, "resume", id)
+	return err
+}
 
 // StartKubelet starts the kubelet.
 func (n *Node) StartKubelet() (err error) {
@@ -278,7 +251,7 @@ func (n *Node) StopProxy(ctx context.Context) error {
 
 // stop ends the node's programs, the pods with them.
 func (n *Node) stop(ctx context.Context) {
-	for _, p := range []*program{n.kubelet, n.proxy, n.containerd, n.holder} {
+	for _, p := range []*program{n.kubelet, n.proxy, n.runtime, n.holder} {
 		if p != nil {
 			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			p.stop(ctx)

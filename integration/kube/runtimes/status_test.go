@@ -57,6 +57,23 @@ func awaitReadiness(t *testing.T, c *cluster.Cluster, n *cluster.Node, status, r
 	return got
 }
 
+// asksAgain has the runtime ask STATUS: CRI-O does when it starts, until it is told once that the network is there.
+func asksAgain(t *testing.T, n *cluster.Node) {
+	t.Helper()
+	if world.Config.Runtime == cluster.CRIO {
+		restartRuntime(t, n)
+	}
+}
+
+// restartRuntime starts the runtime of a node again, whose pods stay.
+func restartRuntime(t *testing.T, n *cluster.Node) {
+	t.Helper()
+	n.StopRuntime(await.Context(t))
+	if err := n.StartRuntime(await.Context(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestStatus: the Node of a daemon that does not answer, and of one that is gone, is not ready, and says why in
 // the words of the plugin; it is ready again as soon as the daemon serves. The other Node stays ready.
 func TestStatus(t *testing.T) {
@@ -71,13 +88,20 @@ func TestStatus(t *testing.T) {
 	if !ok {
 		t.Fatalf("the daemon's container: %q", id)
 	}
-	on(t, n, "ctr", "--namespace", "k8s.io", "tasks", "pause", id)
-	resume := func() { on(t, n, "ctr", "--namespace", "k8s.io", "tasks", "resume", id) }
+	if err := n.PauseContainer(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	resume := func() {
+		if err := n.ResumeContainer(context.WithoutCancel(t.Context()), id); err != nil {
+			t.Error(err)
+		}
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			resume()
 		}
 	})
+	asksAgain(t, n)
 	t.Log(awaitReadiness(t, c, n, "False", "routerd on /run/routerd/cni.sock did not answer within 20s"))
 	resume()
 	awaitReadiness(t, c, n, "True", "")
@@ -88,6 +112,7 @@ func TestStatus(t *testing.T) {
 	kubectl(t, c, "", "-n", "kube-system", "delete", "daemonset", "routerd", "--cascade=orphan")
 	t.Cleanup(func() { kubectl(t, c, again, "apply", "--server-side", "-f", "-") })
 	kubectl(t, c, "", append([]string{"delete", "pod"}, daemonOf(n)...)...)
+	asksAgain(t, n)
 	t.Log(awaitReadiness(t, c, n, "False", "routerd does not answer on /run/routerd/cni.sock"))
 	awaitReadiness(t, c, other, "True", "")
 	kubectl(t, c, again, "apply", "--server-side", "-f", "-")
