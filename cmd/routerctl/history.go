@@ -402,8 +402,11 @@ func (a historyCommands) reportUndone(name string, done []history.Result, dryRun
 	}
 	for _, r := range done {
 		fmt.Fprintf(a.stdout, "%s %s %s\n", r.Key, is, r.Deed)
-		if r.Deed == history.Disabled {
+		switch r.Deed {
+		case history.Disabled:
 			fmt.Fprintf(a.stdout, "  nodes have blocks of it: routerctl delete ippool %s deletes it\n", r.Key.Name)
+		case history.RestoredDisabled:
+			fmt.Fprintf(a.stdout, "  to be deleted it was disabled: routerctl pool enable %s has addresses given of it again\n", r.Key.Name)
 		}
 	}
 	if dryRun {

@@ -39,9 +39,10 @@ type Deed string
 
 // The deeds of undoing.
 const (
-	Restored Deed = "as it was before"
-	Removed  Deed = "removed"
-	Disabled Deed = "disabled" // a pool
+	Restored         Deed = "as it was before"
+	RestoredDisabled Deed = "as it was before, disabled" // a pool that was deleted, for which it is disabled first
+	Removed          Deed = "removed"
+	Disabled         Deed = "disabled" // a pool
 )
 
 // Result is what undoing did to a resource.
@@ -174,7 +175,13 @@ func undoOne(ctx context.Context, s store.Store, o *store.ChangedObject, force b
 	case o.After == nil && exists && !force:
 		return nil, "", changedSince(now, "it was deleted by the change, and made anew since")
 	case o.After == nil:
-		return restore(key, when, o.Before)
+		op, deed, err := restore(key, when, o.Before)
+		if op != nil {
+			if pool, ok := op.Object.Value.(*v3.IPPool); ok && pool.Spec.Disabled {
+				deed = RestoredDisabled
+			}
+		}
+		return op, deed, err
 	case !exists && o.Before == nil:
 		return nil, "", nil
 	case !exists && !force:
