@@ -49,6 +49,7 @@ type ServerConfig struct {
 	Dir   string   // of its files; a test's temporary directory
 	Bin   string   // of the programs; empty: $KUBE_BIN, or .cache/kube of the repository
 	Flags []string // beside the usual ones
+	Etcd  string   // the program of its etcd; empty: routerd's own, within this process
 
 	// Advertise is where the kubelets of a whole cluster reach the server, which then
 	// listens on every address and expects a controller manager to make the service
@@ -69,7 +70,8 @@ type Server struct {
 	conf   ServerConfig
 	trust  Trust
 	port   int
-	etcd   *embedded.Server
+	etcd   *embedded.Server // nil with ServerConfig.Etcd
+	other  *otherEtcd       // with it
 	client *http.Client
 
 	mu      sync.Mutex
@@ -149,9 +151,13 @@ func Start(ctx context.Context, c ServerConfig) (_ *Server, err error) {
 			s.Close()
 		}
 	}()
-	s.etcd, err = embedded.Start(ctx, embedded.Config{
-		Dir: filepath.Join(c.Dir, "etcd"), Socket: filepath.Join(c.Dir, "etcd.sock"), Listen: netip.MustParseAddrPort("127.0.0.1:0"),
-	})
+	if c.Etcd != "" {
+		s.other, err = startEtcd(c.Etcd, c.Dir)
+	} else {
+		s.etcd, err = embedded.Start(ctx, embedded.Config{
+			Dir: filepath.Join(c.Dir, "etcd"), Socket: filepath.Join(c.Dir, "etcd.sock"), Listen: netip.MustParseAddrPort("127.0.0.1:0"),
+		})
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -337,11 +343,8 @@ func (c ServerConfig) reach() []string {
 // Run starts the API server, also again after [Server.Kill], and returns when it
 // is ready.
 func (s *Server) Run(ctx context.Context) error {
-	ca, cert, key := embedded.ClientFiles(s.etcd.PKIDir())
 	dir := s.conf.Dir
-	args := append([]string{
-		"--etcd-servers=https://" + s.etcd.Listen().String(),
-		"--etcd-cafile=" + ca, "--etcd-certfile=" + cert, "--etcd-keyfile=" + key,
+	args := append(s.etcdFlags(), append([]string{
 		"--secure-port=" + strconv.Itoa(s.port), "--cert-dir=" + filepath.Join(dir, "certs"),
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--service-account-issuer=https://kubernetes.default.svc",
@@ -349,7 +352,7 @@ func (s *Server) Run(ctx context.Context) error {
 		"--token-auth-file=" + filepath.Join(dir, "tokens.csv"),
 		"--allow-privileged=true",
 		"--audit-policy-file=" + filepath.Join(dir, "audit.yaml"), "--audit-log-path=" + s.auditLog(), "--audit-log-mode=blocking",
-	}, s.conf.reach()...)
+	}, s.conf.reach()...)...)
 	args = append(args, s.trust.flags(s.AccountsKey())...)
 	args = append(args, s.conf.Flags...)
 	s.mu.Lock()
@@ -477,6 +480,9 @@ func (s *Server) Close() {
 	}
 	if s.etcd != nil {
 		s.etcd.Close()
+	}
+	if s.other != nil {
+		s.other.close()
 	}
 	if s.log != nil {
 		s.log.Close()

@@ -23,6 +23,9 @@ import (
 // server is what all tests of this package share: it takes seconds to start.
 var server *kube.Server
 
+// etcdProgram is for runs by hand of what goes through the datastore alone, as TestConformance.
+var etcdProgram = flag.String("etcd", "", "the program of the API server's etcd; empty: routerd's own")
+
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) (code int) {
@@ -42,7 +45,7 @@ func run(m *testing.M) (code int) {
 	begin := time.Now()
 	// Policies of before Kubernetes 1.36 may have ranges that later ones do not take.
 	older := []string{"--feature-gates=StrictIPCIDRValidation=false"}
-	if server, err = kube.Start(ctx, kube.ServerConfig{Dir: dir, Flags: older}); err != nil {
+	if server, err = kube.Start(ctx, kube.ServerConfig{Dir: dir, Flags: older, Etcd: *etcdProgram}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

@@ -35,6 +35,9 @@ const (
 	// says it has not reached, before the state is read again; and for a state that is
 	// not older than what was told, before an older one counts.
 	staleTries = 5
+	// unsaidTries is how often a watch that shall say soon that all was told ends without, before
+	// the state is read.
+	unsaidTries = 2
 	// settled is how long a watch lasts after which those that broke before it are
 	// forgotten.
 	settled = 10 * time.Second
@@ -63,6 +66,7 @@ type reader struct {
 	paged   bool           // this server does not stream lists
 	least   store.Revision // what the state must have come to: see behind
 	stale   int            // how often it had not reached at, or least
+	unsaid  int            // how often it ended without saying that all was told
 	missing bool           // there is no definition
 	denied  bool           // this user may not read it
 	refused int            // how often that was said
@@ -132,7 +136,7 @@ func (r *reader) run(ctx context.Context) {
 		}
 		switch {
 		case errors.Is(err, errExpired):
-			r.at, r.resumes = 0, false
+			r.at, r.resumes, r.unsaid = 0, false, 0
 		case errors.Is(err, errBehind):
 			r.s.log.Debug("a state is read again", "resource", r.p.String(), "error", err)
 		case err == nil, heard:
@@ -207,7 +211,7 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		}
 	}
 	st := stream{r: r, initial: r.at == 0}
-	states, open := uint64(0), 0
+	began, states, open := time.Now(), uint64(0), 0
 	if st.initial {
 		states = 1
 	}
@@ -231,8 +235,16 @@ func (r *reader) follow(ctx context.Context) (heard bool, err error) {
 		heard = heard || err == nil && !st.initial
 		return err
 	})
-	if err == nil && st.initial {
+	switch {
+	case err == nil && st.initial:
 		err = errors.New("the server ended a watch before it had sent the whole state")
+	case err == nil && keep == catchUp && (r.down || r.resumes) && time.Since(began) >= catchUp/2:
+		// It sent no bookmark before the end: on an etcd that cannot say how far it is, as 3.4, there is
+		// none where nothing of the resource is written, and no other way to know that all was told.
+		if r.unsaid++; r.unsaid >= unsaidTries {
+			r.least = max(r.least, r.at)
+			err = errExpired
+		}
 	}
 	return heard, r.judge(err)
 }
@@ -442,6 +454,7 @@ func (st *stream) bookmark(raw []byte) error {
 // caughtUp notes that all was told that happened while the server was away.
 func (st *stream) caughtUp() {
 	r := st.r
+	r.unsaid = 0
 	if r.resumes {
 		r.resumes = false
 		r.s.log.Debug("the watch goes on where the run before was", "resource", r.p.String(), "revision", r.at)

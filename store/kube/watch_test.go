@@ -439,6 +439,69 @@ func TestResumes(t *testing.T) {
 	}
 }
 
+// TestResumesWithoutProgress: a server on an etcd that does not say how far it is, as Debian's 3.4, sends
+// no bookmark where nothing of the resource was written. A watch that goes on, after an outage or from
+// the disk, would never be known to have told all: the state is read.
+func TestResumesWithoutProgress(t *testing.T) {
+	t.Parallel()
+	const pools = "ippools.projectcalico.org"
+	a := pool("a", 5, `"10.0.0.0/16"`)
+	for name, first := range map[string]func(st *Store, ctx context.Context) <-chan store.Batch{
+		"after an outage": func(st *Store, ctx context.Context) <-chan store.Batch { return st.Watch(ctx, store.KindIPPool) },
+		"from the disk": func(st *Store, ctx context.Context) <-chan store.Batch {
+			return st.WatchFrom(ctx, store.Known{
+				Kinds: []store.Kind{store.KindIPPool}, Places: map[string]store.Revision{pools: 7, clusterPlace: 42},
+				Objects: []store.Object{{Key: store.ResourceKey(store.KindIPPool, "a"), Revision: 5, Raw: []byte(a)}},
+			}, store.KindIPPool)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var down atomic.Bool
+				s, rev := &script{}, 7
+				s.say = func(_ int, req *http.Request) *http.Response {
+					switch {
+					case down.Load():
+						return nil
+					case initial(req):
+						return s.stream(req, true, line("ERROR", refusal(500, "InternalError", "the required storage feature RequestWatchProgress is disabled")))
+					case !watching(req):
+						rev++ // others write other things
+						return answer(http.StatusOK, page1(rev, a))
+					}
+					resp, tell := piped(req)
+					keep, err := time.ParseDuration(req.URL.Query().Get("timeoutSeconds") + "s")
+					if err != nil {
+						t.Error(err)
+					}
+					time.AfterFunc(min(keep, 20*time.Second), func() { tell("") })
+					return resp
+				}
+				st := s.open(t)
+				st.cluster = 42
+				ctx, cancel := context.WithCancel(t.Context())
+				t.Cleanup(cancel)
+				ch := first(st, ctx)
+				if name == "after an outage" {
+					later(time.Second)
+					_ = collect(ch)
+					down.Store(true)
+					later(40 * time.Second)
+					if got := told(collect(ch)); !strings.HasSuffix(got, "outage") {
+						t.Fatalf("told %q in an outage", got)
+					}
+					down.Store(false)
+				}
+				later(20 * time.Second)
+				if got := told(collect(ch)); !strings.HasSuffix(got, "synced") {
+					t.Errorf("told %q", got)
+				}
+			})
+		})
+	}
+}
+
 // TestStateWithPlaces: a state is told with how far each watch is, whoever waits for it: a daemon
 // that ends before the next batch goes on from there.
 func TestStateWithPlaces(t *testing.T) {
