@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -44,6 +45,12 @@ func binDir(t *testing.T) string {
 // makes it.
 func bringUp(t *testing.T, suffix string, top lab.Topology, podCIDRs ...string) *cluster {
 	t.Helper()
+	return bringUpSet(t, suffix, top, nil, podCIDRs...)
+}
+
+// bringUpSet is bringUp with settings of all hosts beside.
+func bringUpSet(t *testing.T, suffix string, top lab.Topology, set map[string]any, podCIDRs ...string) *cluster {
+	t.Helper()
 	open(t, convert.V3)
 	config, err := server.Kubeconfig("", kube.Token)
 	if err != nil {
@@ -52,13 +59,15 @@ func bringUp(t *testing.T, suffix string, top lab.Topology, podCIDRs ...string) 
 	top.Kubeconfig, top.APIGroup = config, string(convert.V3)
 	install(t)
 	return bringUpWith(t, suffix, top, podCIDRs, func(file string) map[string]any {
-		return map[string]any{
+		config := map[string]any{
 			"health":    map[string]any{"listen": metricsAddress, "profiles": *profiles != ""},
 			"ipam":      map[string]any{"usePodCIDR": len(podCIDRs) > 0},
 			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
 			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file, "apiGroup": convert.V3.APIVersion()}},
 			"cni":       map[string]any{"manage": true, "binDir": filepath.Join(t.TempDir(), "bin"), "confDir": filepath.Join(t.TempDir(), "net.d")},
 		}
+		maps.Copy(config, set)
+		return config
 	})
 }
 

@@ -1,11 +1,15 @@
 package kube_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +19,7 @@ import (
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
+	"github.com/routerd/routerd/store"
 )
 
 // run makes a pod in the API, as the scheduler places it, and attaches it as a
@@ -192,4 +197,37 @@ func TestDaemons(t *testing.T) {
 		return nil
 	})
 	forbidden(t)
+}
+
+// TestBootWithoutBGP: a host whose pool is in VXLAN and that speaks no BGP boots while the API is
+// away: it reaches pods of the others by their blocks, which are on its disk.
+func TestBootWithoutBGP(t *testing.T) {
+	pods := 0
+	top := lab.DefaultTopology(2)
+	top.Pods, top.Pool.Encapsulation, top.Spine.BGP = &pods, store.VXLAN, new(bool)
+	c := bringUpSet(t, "nobgp", top, map[string]any{"bgp": map[string]any{"enabled": false}})
+	far, near := c.run("node2/far"), c.run("node1/near")
+	c.reach("before", "node2/far", "node1/near", false)
+	uid := c.pod("far").Metadata.UID
+	await.Until(t, "the copy on disk, which is behind by a second, has the pod and the other's block", func() error {
+		raw, err := os.ReadFile(filepath.Join(filepath.Dir(lab.Socket(c.Name(), "node2")), "state", "cluster.journal"))
+		for _, part := range []string{far.Addrs[0].String() + "/32", store.BlockKey(netip.PrefixFrom(near.Addrs[0], 26).Masked()).Path()} {
+			if err == nil && !bytes.Contains(raw, []byte(part)) {
+				err = fmt.Errorf("it lacks %s", part)
+			}
+		}
+		return err
+	})
+	c.forwards["node2"].Cut()
+	if err := c.LosePower(t.Context(), "node2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Start(t.Context(), "node2"); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the pod is attached, the API away", func() error {
+		_, err := c.AttachKubePod(t.Context(), "node2/far", "default", uid)
+		return err
+	})
+	c.reach("after a boot", "node2/far", "node1/near", false)
 }
