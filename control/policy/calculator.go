@@ -182,9 +182,13 @@ func (c *Calculator) SetInterfaces(addrs map[string][]netip.Addr) {
 	c.ownInterfaces()
 }
 
+// virtualLink is where kube-proxy has the addresses of Services in its mode ipvs, and nowhere else.
+const virtualLink = "kube-ipvs0"
+
 // SetHostLinks sets which interfaces cannot be workloads', by what they are:
 // physical devices, tunnels, bridges and the like.
 func (c *Calculator) SetHostLinks(names map[string]bool) {
+	c.settings.stale = c.settings.stale || names[virtualLink] != c.locals.hostLinks[virtualLink]
 	c.locals.hostLinks = maps.Clone(names)
 	c.ownInterfaces()
 }

@@ -121,6 +121,20 @@ func TestUplinkComesLater(t *testing.T) {
 	}
 }
 
+// TestVirtualLink: rules are made for IPVS while there is the device that kube-proxy has for it.
+func TestVirtualLink(t *testing.T) {
+	t.Parallel()
+	c, rules := newMirror(policy.Config{})
+	c.Update(store.Batch{Synced: true})
+	for _, is := range []bool{false, true, false} {
+		c.SetHostLinks(map[string]bool{"lo": true, "kube-ipvs0": is})
+		step(t, c, rules)
+		if rules.Settings.Virtual != is {
+			t.Errorf("with the device %t: %t", is, rules.Settings.Virtual)
+		}
+	}
+}
+
 // TestLongSettings: text that the kernel does not take leaves in force what held
 // without it.
 func TestLongSettings(t *testing.T) {

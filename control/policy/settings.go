@@ -254,6 +254,7 @@ func (s *settings) levels(node string) []*v3.FelixConfigurationSpec {
 // emit reports the settings if they changed.
 func (s *settings) emit(c *Calculator) *filter.Settings {
 	now := s.current(c).Settings
+	now.Virtual = c.locals.hostLinks[virtualLink]
 	if s.published != nil && reflect.DeepEqual(*s.published, now) {
 		return nil
 	}

@@ -442,6 +442,10 @@ type Settings struct {
 	// other program's (RFC 4213).
 	Tunnels []Tunnel
 
+	// Virtual says that the host balances by IPVS (kube-proxy's mode ipvs): what it passes on to a
+	// workload for others does not come by forwarding, but leaves as if the host had made it.
+	Virtual bool
+
 	// MaxConnections is how many tracked connections of its own a workload may have at a
 	// time, on this host; 0: any number.
 	MaxConnections uint32

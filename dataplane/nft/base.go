@@ -34,6 +34,7 @@ const (
 	forwardFrom = "forward-from"
 	forwardTo   = "forward-to"
 	outputTo    = "output-to"
+	virtualTo   = "virtual-to"
 	snatOut     = "snat-out"
 	limitIn     = "limit-in"
 	limitOut    = "limit-out"
@@ -70,6 +71,7 @@ func (w *desired) bases() []baseSource {
 	}
 	add(w.settings.WorkloadToHost == filter.HostDrop, baseSource{inputTo, hook{"filter", unix.NF_INET_LOCAL_IN, prioTo}})
 	add(w.tally.hosts > 0, baseSource{outputTo, hook{"filter", unix.NF_INET_LOCAL_OUT, prioTo}})
+	add(w.settings.Virtual, baseSource{virtualTo, hook{"filter", unix.NF_INET_LOCAL_OUT, prioTo}})
 	add(w.tally.untracked > 0, baseSource{rawOut, hook{"filter", unix.NF_INET_LOCAL_OUT, prioRaw}})
 	add(w.tally.preDNAT > 0, baseSource{preDNATIn, hook{"filter", unix.NF_INET_PRE_ROUTING, prioMangle}})
 	add(w.tally.floating > 0, baseSource{dnatIn, hook{"nat", unix.NF_INET_PRE_ROUTING, prioDNAT}},
@@ -96,7 +98,7 @@ func (w *desired) putBases() {
 			w.acquire(s)
 		}
 	}
-	for _, id := range []string{inputTo, outputTo, rawOut, preDNATIn, dnatIn, dnatOut, snatOut, limitIn, limitOut, dscpForward, dscpOutput} {
+	for _, id := range []string{inputTo, outputTo, virtualTo, rawOut, preDNATIn, dnatIn, dnatOut, snatOut, limitIn, limitOut, dscpForward, dscpOutput} {
 		if n := w.nodes[id]; n != nil && !wanted[id] {
 			w.release(n.source)
 		}
@@ -150,6 +152,8 @@ func (s baseSource) rules(c *chainWriter) {
 		c.workloads(unix.NFT_META_OIFNAME, nfAccept, "")
 		c.discovery(false)
 		c.host(unix.NFT_META_OIFNAME, hostOutMap)
+	case virtualTo:
+		c.virtualTo()
 	case snatOut:
 		c.snatOut()
 	case limitIn:
@@ -161,6 +165,23 @@ func (s baseSource) rules(c *chainWriter) {
 	case limitOut:
 		c.workloadVmap(unix.NFT_META_OIFNAME, limitToMap)
 	}
+}
+
+// virtualTo judges what IPVS passes on to a workload: it takes a packet at local input and sends it
+// from local output, with the source that it came with. What the host sends itself is let be.
+func (c *chainWriter) virtualTo() {
+	m := new(matcher)
+	m.expr("fib", func() {
+		m.Net32(unix.NFTA_FIB_DREG, reg1)
+		m.Net32(unix.NFTA_FIB_RESULT, unix.NFT_FIB_RESULT_ADDRTYPE)
+		m.Net32(unix.NFTA_FIB_FLAGS, unix.NFTA_FIB_F_SADDR)
+	})
+	m.cmp(unix.NFT_CMP_EQ, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL))
+	m.do(nfAccept, "")
+	c.add(m, Counter{})
+	c.uncut()
+	c.workloadVmap(unix.NFT_META_OIFNAME, toMap)
+	c.workloads(unix.NFT_META_OIFNAME, nfDrop, filter.ByNoEndpoint)
 }
 
 // rawIn lets workloads send from their own addresses only. Every packet that comes in

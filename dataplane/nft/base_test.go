@@ -31,6 +31,8 @@ func TestBasesOfNeed(t *testing.T) {
 		{"its name is usual", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali", "tap"}}}, nil, false},
 		{"and not any more", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali"}}}, nil, true},
 		{"it goes", filter.Delta{DelEndpoints: []string{"tap1"}}, nil, false},
+		{"IPVS", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali"}, Virtual: true}}, []string{virtualTo}, false},
+		{"and not any more", filter.Delta{Settings: &filter.Settings{WorkloadPrefixes: []string{"cali"}}}, nil, false},
 		{"half of what translation takes", filter.Delta{PutSets: []filter.Set{{ID: filter.NATSources}}}, nil, false},
 		{"translation", filter.Delta{PutSets: []filter.Set{{ID: filter.NATExempt}}}, []string{snatOut}, false},
 		{"none any more", filter.Delta{DelSets: []filter.SetID{filter.NATSources}}, nil, false},

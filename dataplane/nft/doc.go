@@ -9,6 +9,7 @@
 //	forward-from   forward      -6   by the interface a packet comes from
 //	forward-to     forward      -5   by the interface that it goes to
 //	output-to      output       -5   host endpoints
+//	virtual-to     output       -5   what IPVS passes on to workloads
 //	snat-out       postrouting  95   what leaves the cluster
 //
 // Each begins by accepting established flows, then looks the interface up in
