@@ -242,7 +242,7 @@ test-reproducible: $(TOOLS)/nfpm $(TOOLS)/cyclonedx-gomod ## Make the packages o
 .PHONY: kubernetes
 kubernetes: kube-tools kube-runtime kube-crio kube-oracle build ## Conformance and whole daemons on a real Kubernetes API server, then a whole cluster of real nodes; all is built first: minutes with a cold cache. As root
 	@.ci/deps kubernetes
-	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 20m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 20m -v ./integration/kube/cluster ./integration/kube/credentials ./integration/kube/runtimes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/runtimes -runtime=crio
 	$(GO) test -count=1 -timeout 15m -v ./control/policy -run '^TestKubernetesPolicies$$' -rapid.checks=2000 -cyclonus=$(KUBE)/cyclonus
@@ -254,7 +254,7 @@ KUBERNETES_RECORD ?= .ci/kubernetes-passed
 test-kubernetes: kube-tools kube-runtime kube-suites build ## Conformance of the datastore on a real Kubernetes API server, nodes with containerd 2, and a chosen part of kubernetes-suites. As root
 	@.ci/deps kubernetes
 	@.ci/stage kubernetes inputs >$(CACHE)/kubernetes-inputs
-	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m ./integration/kube
+	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 20m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 20m ./integration/kube/suites -chosen
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 10m ./integration/kube/runtimes
 	@cp $(CACHE)/kubernetes-inputs '$(KUBERNETES_RECORD)'
