@@ -320,8 +320,8 @@ func (mortalWire) SetMTU(context.Context, workload.Spec, ...int) error        { 
 func (mortalWire) VerifyRoute(context.Context, string, netip.Addr) error      { return nil }
 func (mortalWire) HostSysctls(string, []netip.Addr) []dataplane.Sysctl        { return nil }
 func (mortalWire) Mark(context.Context, string, workload.Owner) error         { return nil }
-func (mortalWire) Inspect(context.Context, string, string) (workload.Unmarked, error) {
-	return workload.Unmarked{}, workload.ErrDiffers
+func (mortalWire) Inspect(context.Context, string, workload.Owner) (workload.Found, error) {
+	return workload.Found{}, workload.ErrDiffers
 }
 
 // mortalSink is the kernel's routes, as the present daemon wants them.
