@@ -320,7 +320,7 @@ func TestDeathWhileWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.end(probe.another())
-	points := len(d.life.came)
+	points := d.life.passed()
 	for point := 1 + rand.N(*deathEvery); point <= points; point += *deathEvery {
 		for _, then := range []string{"there", "away", "again"} {
 			t.Run(fmt.Sprintf("%d, the API is %s", point, then), func(t *testing.T) {
@@ -372,6 +372,13 @@ func (l *life) finish() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.kill()
+}
+
+// passed is how many points it came by.
+func (l *life) passed() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.came)
 }
 
 // last is the point that it came to last.
