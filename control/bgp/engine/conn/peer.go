@@ -43,7 +43,6 @@ type Peer struct {
 	handler Handler
 	ctx     context.Context
 	cancel  context.CancelFunc
-	changed chan struct{} // the next timer is another
 	wg      sync.WaitGroup
 
 	mu      sync.Mutex
@@ -53,6 +52,8 @@ type Peer struct {
 	closed  bool
 	machine *fsm.Machine
 	links   map[fsm.ID]*Link
+	timer   *time.Timer // calls tick
+	due     time.Time   // when it does; zero: not
 }
 
 // types is how many types of messages there are.
@@ -60,13 +61,14 @@ const types = int(wire.RouteRefresh)
 
 // NewPeer returns a peer that is stopped. [Peer.Close] ends its goroutines.
 func NewPeer(o Options, c fsm.Config, h Handler) *Peer {
-	p := &Peer{options: o, longest: wire.MaxLen, handler: h, changed: make(chan struct{}, 1), machine: fsm.New(c), links: map[fsm.ID]*Link{}}
+	p := &Peer{options: o, longest: wire.MaxLen, handler: h, machine: fsm.New(c), links: map[fsm.ID]*Link{}}
 	if c.Local.ExtendedMessages {
 		p.longest = wire.MaxExtended
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.timer = time.AfterFunc(time.Hour, p.tick)
+	p.timer.Stop()
 	p.mayFollow()
-	p.wg.Go(p.run)
 	return p
 }
 
@@ -216,6 +218,7 @@ func (p *Peer) Close() {
 	p.Stop(nil)
 	p.mu.Lock()
 	p.closed = true
+	p.timer.Stop()
 	p.mu.Unlock()
 	p.cancel()
 	p.wg.Wait()
@@ -260,16 +263,27 @@ func (p *Peer) step(do func(now time.Time) []fsm.Action) {
 	if p.closed {
 		return
 	}
-	before := p.machine.Next()
 	for _, a := range do(time.Now()) {
 		p.do(a)
 	}
-	if !p.machine.Next().Equal(before) {
-		select {
-		case p.changed <- struct{}{}:
-		default:
-		}
+	next := p.machine.Next()
+	if next.Equal(p.due) {
+		return
 	}
+	if p.due = next; next.IsZero() {
+		p.timer.Stop()
+	} else {
+		p.timer.Reset(time.Until(next))
+	}
+}
+
+// tick lets the machine's timers expire. No goroutine waits for them: with a thousand peers that do
+// not answer it would be a thousand stacks.
+func (p *Peer) tick() {
+	p.step(func(now time.Time) []fsm.Action {
+		p.due = time.Time{}
+		return p.machine.Tick(now, p.unread)
+	})
 }
 
 func (p *Peer) do(a fsm.Action) {
@@ -293,29 +307,6 @@ func (p *Peer) do(a fsm.Action) {
 		p.handler.Down(a.Session, a.Reason)
 	case fsm.Fail:
 		p.handler.Fail(a.Reason)
-	}
-}
-
-// run lets timers expire.
-func (p *Peer) run() {
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
-	for {
-		p.mu.Lock()
-		next := p.machine.Next()
-		p.mu.Unlock()
-		if next.IsZero() {
-			timer.Stop()
-		} else {
-			timer.Reset(time.Until(next))
-		}
-		select {
-		case <-p.ctx.Done():
-			return
-		case <-p.changed:
-		case <-timer.C:
-			p.step(func(now time.Time) []fsm.Action { return p.machine.Tick(now, p.unread) })
-		}
 	}
 }
 
