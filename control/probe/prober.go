@@ -372,6 +372,7 @@ func (l *loop) run(ctx context.Context) error {
 	var ended chan *attempt
 	if l.tunnels != nil {
 		ended = l.tunnels.done
+		defer l.tunnels.ways.keep(nil)
 		defer l.tunnels.answers.stop()
 	}
 	// Those that still measure end with ctx; ended has room for all.

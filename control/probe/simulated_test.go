@@ -26,9 +26,13 @@ type simulated struct {
 	mu       sync.Mutex
 	rev      dataplane.Revision
 	on       map[dataplane.FeatureKey]bool
-	refuse   error              // of the sink's Wait
-	broken   map[string]Setting // what the path to a node spoils
-	lossy    map[string]bool    // TCP sends half again, whatever the setting
+	routes   map[dataplane.Key]dataplane.Object // and their next hops
+	routed   map[dataplane.Revision]bool        // of these
+	rules    map[string]int                     // by device
+	unruled  error                              // of the next rule
+	refuse   error                              // of the sink's Wait
+	broken   map[string]Setting                 // what the path to a node spoils
+	lossy    map[string]bool                    // TCP sends half again, whatever the setting
 	mtu      map[string]int
 	silent   map[string]bool
 	refused  map[string]bool
@@ -42,6 +46,7 @@ type simulated struct {
 func newNetwork() *simulated {
 	return &simulated{
 		on: map[dataplane.FeatureKey]bool{}, broken: map[string]Setting{}, lossy: map[string]bool{}, mtu: map[string]int{},
+		routes: map[dataplane.Key]dataplane.Object{}, routed: map[dataplane.Revision]bool{}, rules: map[string]int{},
 		silent: map[string]bool{}, refused: map[string]bool{}, measured: map[string]int{}, delay: 20 * time.Millisecond,
 	}
 }
@@ -52,29 +57,56 @@ func (n *simulated) Replace(dataplane.Source, []dataplane.Object) dataplane.Revi
 
 func (n *simulated) Synced(dataplane.Source) {}
 
-func (n *simulated) Update(src dataplane.Source, put []dataplane.Object, _ []dataplane.Key) dataplane.Revision {
+func (n *simulated) Update(src dataplane.Source, put []dataplane.Object, del []dataplane.Key) dataplane.Revision {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if src != dataplane.SourceProbe {
 		panic("another source")
 	}
-	for _, o := range put {
-		f := o.(dataplane.Feature)
-		n.on[f.Key().(dataplane.FeatureKey)] = f.On
-	}
-	n.changes++
 	n.rev++
+	for _, o := range put {
+		if f, ok := o.(dataplane.Feature); ok {
+			n.on[f.Key().(dataplane.FeatureKey)] = f.On
+			continue
+		}
+		n.routes[o.Key()], n.routed[n.rev] = o, true
+	}
+	for _, k := range del {
+		if _, ok := n.routes[k]; ok {
+			delete(n.routes, k)
+			n.routed[n.rev] = true
+		}
+	}
+	if !n.routed[n.rev] {
+		n.changes++
+	}
 	return n.rev
 }
 
-func (n *simulated) Add(dataplane.Family, string) error { return nil }
+func (n *simulated) Add(_ dataplane.Family, link string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.unruled; err != nil {
+		n.unruled = nil
+		return err
+	}
+	n.rules[link]++
+	return nil
+}
 
-func (n *simulated) Remove(dataplane.Family, string) error { return nil }
+func (n *simulated) Remove(_ dataplane.Family, link string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.rules[link]--; n.rules[link] == 0 {
+		delete(n.rules, link)
+	}
+	return nil
+}
 
 func (n *simulated) Wait(ctx context.Context, rev dataplane.Revision) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if rev != n.rev {
+	if rev != n.rev && !n.routed[rev] {
 		return errors.New("not the latest revision")
 	}
 	return n.refuse

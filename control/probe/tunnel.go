@@ -55,13 +55,6 @@ func (t Target) carrier() string {
 	return fmt.Sprintf("%s %s in %s to %s at %s over %s", t.Node, t.Tunnel.Inner, t.Encap, t.Tunnel.Link, t.Registered, t.Card)
 }
 
-// Probes' next hops have numbers that the core's do not: those of the upper
-// half. Their routes stand in a table of their own ([rule.Table]).
-const (
-	probeHops   = 1 << 31
-	routeMetric = 1 << 30
-)
-
 // nextHop derives a number from the target.
 func (t Target) nextHop() dataplane.NextHopID {
 	h := fnv.New32a()

@@ -7,13 +7,11 @@ import (
 	"iter"
 	"log/slog"
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/routerd/routerd/dataplane"
-	"github.com/routerd/routerd/dataplane/rule"
 )
 
 // When a path is measured again.
@@ -64,22 +62,22 @@ type tunnels struct {
 	secret   []byte
 	asking   *asking
 	answers  answers
+	ways     *ways
 	saved    map[string]record // of the file, by carrier
 	reported map[tunnelPeer][]dataplane.Delivery
 
 	mu       sync.Mutex // guards what follows
 	round    uint64     // of views
 	tracks   map[tunnelPeer][]*track
-	known    int                          // in tracks
-	touched  map[tunnelPeer]bool          // of whom something else may be known than was reported
-	queue    schedule[*track]             // those that are neither being measured nor to be skipped, and are accepted
-	quiet    schedule[*track]             // likewise of peers that publish nothing of them, of which one is measured at a time
-	quietly  bool                         // one of these is being measured
-	applied  map[string]Setting           // of each device, as last asked of the sink
-	hops     map[dataplane.NextHopID]bool // of measurements under way
-	pinned   bool                         // VXLAN's source port is rewritten towards some peers
-	revision dataplane.Revision           // of the sink, that has what was applied
-	dirty    bool                         // what is known has changed since it was saved
+	known    int                 // in tracks
+	touched  map[tunnelPeer]bool // of whom something else may be known than was reported
+	queue    schedule[*track]    // those that are neither being measured nor to be skipped, and are accepted
+	quiet    schedule[*track]    // likewise of peers that publish nothing of them, of which one is measured at a time
+	quietly  bool                // one of these is being measured
+	applied  map[string]Setting  // of each device, as last asked of the sink
+	pinned   bool                // VXLAN's source port is rewritten towards some peers
+	revision dataplane.Revision  // of the sink, that has what was applied
+	dirty    bool                // what is known has changed since it was saved
 }
 
 // tunnelPeer is a node over one family of the underlay.
@@ -132,7 +130,8 @@ func newTunnels(cfg TunnelConfig, log *slog.Logger, asking *asking, publish func
 	t := &tunnels{
 		cfg: cfg, log: log, asking: asking, publish: publish, done: make(chan *attempt, atOnce), room: atOnce,
 		reported: map[tunnelPeer][]dataplane.Delivery{}, touched: map[tunnelPeer]bool{},
-		tracks: map[tunnelPeer][]*track{}, applied: map[string]Setting{}, hops: map[dataplane.NextHopID]bool{},
+		tracks: map[tunnelPeer][]*track{}, applied: map[string]Setting{},
+		ways: newWays(cfg.Sink, cfg.Rules, log),
 	}
 	t.answers = answers{port: cfg.Port, log: log, allow: asking, running: map[endpoint]context.CancelFunc{}}
 	return t
@@ -208,6 +207,7 @@ func (p *tunnels) set(v tunnelView, now time.Time) bool {
 	}
 	if changed || same < len(v.tunnels) {
 		p.apply()
+		p.ways.keep(v.tunnels)
 	}
 	return changed
 }
@@ -413,7 +413,7 @@ func (t *track) record() record {
 func (p *tunnels) measure(ctx context.Context, t Target, secret []byte) *attempt {
 	a := &attempt{target: t}
 	had := p.setting(t.Tunnel.Link)
-	leave, err := p.enter(ctx, t)
+	leave, err := p.ways.enter(ctx, t)
 	defer leave()
 	if err != nil {
 		a.err = fmt.Errorf("make a route for the probe: %w", err)
@@ -445,43 +445,6 @@ func (p *tunnels) measure(ctx context.Context, t Target, secret []byte) *attempt
 		a.finding, a.verdict = after, judge(t, after, nil)
 	}
 	return a
-}
-
-// enter makes the route into a tunnel that is not in use, if it takes one, and
-// returns what removes it. The route is for probes alone.
-func (p *tunnels) enter(ctx context.Context, t Target) (leave func(), err error) {
-	if !t.Gateway.IsValid() || t.Tunnel.InUse {
-		return func() {}, nil
-	}
-	p.mu.Lock()
-	id := t.nextHop()
-	for p.hops[id] {
-		id = id&0x7fffffff + 1 | probeHops
-	}
-	p.hops[id] = true
-	hop := dataplane.NextHop{ID: id, Link: t.Tunnel.Link, Gateway: t.Gateway, OnLink: true}
-	route := dataplane.Route{Prefix: netip.PrefixFrom(t.Peer, t.Peer.BitLen()), Table: rule.Table, Metric: routeMetric, NextHop: id}
-	rev := p.cfg.Sink.Update(dataplane.SourceProbe, []dataplane.Object{hop, route}, nil)
-	p.mu.Unlock()
-	leave = func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.cfg.Sink.Update(dataplane.SourceProbe, nil, []dataplane.Key{route.Key(), hop.Key()})
-		delete(p.hops, id)
-	}
-	if err := p.cfg.Rules.Add(t.Tunnel.Inner, t.Tunnel.Link); err != nil {
-		return leave, err
-	}
-	withdraw := leave
-	leave = func() {
-		if err := p.cfg.Rules.Remove(t.Tunnel.Inner, t.Tunnel.Link); err != nil {
-			p.log.Warn("a rule of the probes is left", "error", err)
-		}
-		withdraw()
-	}
-	ctx, cancel := context.WithTimeout(ctx, applyWithin)
-	defer cancel()
-	return leave, p.cfg.Sink.Wait(ctx, rev)
 }
 
 // ease takes back a No that no setting changes, where single packets of every

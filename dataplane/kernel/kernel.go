@@ -198,7 +198,8 @@ func open(cfg Config, listenBuffer int, wrap func(transport) transport) (*Kernel
 		observer: k.observer, conn: &connection{transport: wrap(c), ns: ns, lis: lis, listing: k.listing, log: k.log},
 		ns: ns, doubted: make(doubted), quiescer: quiescer{wait: cfg.quiesce},
 	}
-	// Probes want settings alone, which no sweep removes: nothing waits for them.
+	// Of what probes want, no sweep removes a setting, and their routes of the previous run may
+	// go: nothing waits for them.
 	k.want.Synced(dataplane.SourceProbe)
 	return k, nil
 }

@@ -8,8 +8,8 @@
 // first (ip-rule(8), oif). What is forwarded is bound to no device.
 //
 // With the first rule of its own a network namespace looks up IPv4 routes rule by
-// rule, which costs each some nanoseconds; so there is none while nothing is probed
-// that takes one.
+// rule, which costs each some nanoseconds; so there is none but while something is to be
+// probed that takes one.
 //
 // [List] says which rules there are, whoever made them.
 package rule
