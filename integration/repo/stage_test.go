@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +49,15 @@ func TestStage(t *testing.T) {
 			},
 			changes: "configs/nfpm.yaml", comes: "configs/package/another.sh", goes: "cmd/routerd/leave.go",
 			recipes: []string{"package", "test-package"},
+		},
+		{
+			stage: "kernel",
+			inputs: []string{
+				"Makefile", "control/async/async.go", "dataplane/kernel/kernel_test.go", "dataplane/nft/testdata/small.golden", "go.mod", "integration/await/await.go", "integration/vm/init.sh",
+			},
+			changes: "dataplane/kernel/writer.go", comes: "dataplane/kernel/another.go", goes: "dataplane/vxlan/vxlan.go",
+			recipes: []string{"test-vm-kernel"},
+			module:  "\tgolang.org/x/sys v",
 		},
 		{
 			stage: "kubernetes",
@@ -135,5 +145,44 @@ func TestStage(t *testing.T) {
 			}
 			changed("without one", tt.goes)
 		})
+	}
+}
+
+// TestKernelStage: nothing that the packages of make test-vm-kernel are made of is missing
+// from what the stage is about.
+func TestKernelStage(t *testing.T) {
+	t.Parallel()
+	inputs, _ := stage(t, root, "kernel", "inputs")
+	makefile, script := read(t, "Makefile"), read(t, ".ci/stage")
+	list := regexp.MustCompile(`(?m)^VMPKGS := (.*)$`).FindStringSubmatch(makefile)
+	modules := regexp.MustCompile(`(?m)^\s+kernel\) echo '(.*)' ;;$`).FindStringSubmatch(script)
+	if list == nil || modules == nil {
+		t.Fatalf("VMPKGS of the Makefile %q, modules of .ci/stage %q", list, modules)
+	}
+	module := regexp.MustCompile("^(" + modules[1] + ")")
+	args := append([]string{"list", "-deps", "-test", "-f", "{{with .Module}}{{.Path}}{{end}} {{.Dir}}"}, strings.Fields(list[1])...)
+	cmd := exec.CommandContext(t.Context(), "go", append(args, "./integration/vm/...")...)
+	cmd.Dir = root
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	base, err := filepath.Abs(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		path, dir, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		switch within, err := filepath.Rel(base, dir); {
+		case path == "" || dir == "": // the standard library, or the main package of a test
+		case path != "github.com/routerd/routerd":
+			if !module.MatchString(path + " ") {
+				t.Errorf("module %s is not among those of the stage", path)
+			}
+		case err != nil:
+			t.Error(err)
+		case !slices.ContainsFunc(inputs, func(in string) bool { return filepath.Dir(in) == within }):
+			t.Errorf("package %s is not among what the stage is about", within)
+		}
 	}
 }
