@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"os"
 	"path/filepath"
@@ -41,6 +42,7 @@ func (w *World) Main(m *testing.M) (code int, err error) {
 func (w *World) Up(t *testing.T) *Cluster {
 	t.Helper()
 	w.once.Do(func() {
+		w.err = errors.New("the cluster was not brought up: see the first test that wanted it")
 		w.Config.Bin, w.Config.KubeBin = Programs(t)
 		ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 		defer cancel()
