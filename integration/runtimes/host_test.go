@@ -57,11 +57,11 @@ func newBareHost(t *testing.T, name string) *host {
 		t.Fatalf("%v: run make build", err)
 	}
 	// The sockets below it have to be short.
-	dir, err := os.MkdirTemp("", "rdrt") //nolint:usetesting // see above
+	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", prefix, os.Getpid())) //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &host{t: t, space: fmt.Sprintf("rdrt%d-%s", os.Getpid(), name), dir: dir, bin: bin}
+	h := &host{t: t, space: fmt.Sprintf("%s%d-%s", prefix, os.Getpid(), name), dir: dir, bin: bin}
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)

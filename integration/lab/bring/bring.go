@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,14 +98,8 @@ func RemoveOrphans(prefix string) error {
 	if err != nil {
 		return err
 	}
-	own := regexp.MustCompile(`^` + regexp.QuoteMeta(prefix) + `(\d+)-`)
 	for _, n := range names {
-		m := own.FindStringSubmatch(n)
-		if m == nil {
-			continue
-		}
-		pid, err := strconv.Atoi(m[1])
-		if err != nil || unix.Kill(pid, 0) == nil {
+		if !Orphaned(prefix, n) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), downTime)
@@ -116,4 +110,13 @@ func RemoveOrphans(prefix string) error {
 		}
 	}
 	return nil
+}
+
+// Orphaned reports whether a name is the prefix, the number of a process that is gone, and
+// a dash with more behind it: of what a test binary made that was killed.
+func Orphaned(prefix, name string) bool {
+	rest, ours := strings.CutPrefix(name, prefix)
+	number, _, named := strings.Cut(rest, "-")
+	pid, err := strconv.Atoi(number)
+	return ours && named && err == nil && pid > 0 && unix.Kill(pid, 0) != nil
 }
