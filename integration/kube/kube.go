@@ -210,6 +210,7 @@ type Asked struct {
 	Verb, Group, Resource string // the resource with its subresource: "nodes/status"
 	Name                  string // of a Secret or a Lease, to which rights are given by name
 	Code                  int    // of the answer
+	Unmet                 bool   // a patch whose condition did not hold: Code is 422, as where admission refuses
 	Whole                 bool   // the state of all objects is asked for, by a list or a watch
 	Of                    string // of pods: own, those of a node; others, those of all other nodes; empty: all
 }
@@ -261,11 +262,18 @@ type event struct {
 	ObjectRef  struct {
 		APIGroup, Resource, Subresource, Name string
 	}
-	ResponseStatus struct{ Code int }
+	ResponseStatus struct {
+		Code    int
+		Message string
+	}
 }
+
+// unmet is what the server says of a JSON patch of which a test (RFC 6902 section 4.6) failed.
+const unmet = "the server rejected our request due to an error in our request"
 
 func (e event) asked() Asked {
 	a := Asked{Verb: e.Verb, Group: e.ObjectRef.APIGroup, Resource: e.ObjectRef.Resource, Code: e.ResponseStatus.Code}
+	a.Unmet = a.Verb == "patch" && a.Code == http.StatusUnprocessableEntity && e.ResponseStatus.Message == unmet
 	switch a.Resource {
 	case "secrets", "leases":
 		a.Name = e.ObjectRef.Name
@@ -285,6 +293,16 @@ func (e event) asked() Asked {
 		a.Whole = false
 	}
 	return a
+}
+
+// Refused reports whether rights or admission did not allow it, or the server found what was written wrong.
+func (a Asked) Refused() bool {
+	switch a.Code {
+	case http.StatusForbidden, http.StatusUnauthorized:
+		return true
+	default:
+		return a.Code == http.StatusUnprocessableEntity && !a.Unmet
+	}
 }
 
 // starting reports whether the server was being started at a time. s.mu is held.

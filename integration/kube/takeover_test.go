@@ -295,7 +295,7 @@ func takeover(t *testing.T, suffix string, g convert.Group, goesBack bool) {
 		t.Fatal(err)
 	}
 	for _, a := range slices.Collect(maps.Keys(after)) {
-		if n := after[a] - before[a]; n > 0 && a.Code == http.StatusUnprocessableEntity {
+		if n := after[a] - before[a]; n > 0 && a.Refused() {
 			t.Errorf("%d times refused: %+v", n, a)
 		}
 	}

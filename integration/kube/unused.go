@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -43,9 +42,7 @@ func Unused(rules []rbacv1.PolicyRule, asked map[Asked]int, excepted map[string]
 	type right struct{ verb, group, resource, name string }
 	used := map[right]bool{}
 	for a := range asked {
-		switch a.Code {
-		case http.StatusForbidden, http.StatusUnauthorized, http.StatusUnprocessableEntity: // by RBAC, or by admission
-		default:
+		if !a.Refused() {
 			used[right{a.Verb, a.Group, a.Resource, a.Name}], used[right{a.Verb, a.Group, a.Resource, ""}] = true, true
 		}
 	}

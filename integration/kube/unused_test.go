@@ -22,6 +22,8 @@ func TestUnused(t *testing.T) {
 		{Verb: "patch", Resource: "nodes", Code: http.StatusForbidden}:                                     1,
 		{Verb: "update", Group: "projectcalico.org", Resource: "hostendpoints", Code: http.StatusConflict}: 1,
 		{Verb: "get", Resource: "secrets", Name: "a", Code: http.StatusNotFound}:                           1,
+		{Verb: "patch", Resource: "pods/status", Code: http.StatusUnprocessableEntity, Unmet: true}:        1,
+		{Verb: "patch", Resource: "pods", Code: http.StatusUnprocessableEntity}:                            1,
 	}
 	calico := []string{"crd.projectcalico.org", "projectcalico.org"}
 	for _, tt := range []struct {
@@ -32,6 +34,8 @@ func TestUnused(t *testing.T) {
 	}{
 		{"used", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}}, nil, ""},
 		{"refused", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"patch"}}, nil, "patch nodes: granted, and no"},
+		{"refused by admission", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"patch"}}, nil, "patch pods: granted, and no"},
+		{"used, on a condition that did not hold", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"pods/status"}, Verbs: []string{"patch"}}, nil, ""},
 		{"of another resource", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"get"}}, nil, "get nodes/status: granted, and no"},
 		{"of another group", rbacv1.PolicyRule{APIGroups: []string{"apps"}, Resources: []string{"nodes"}, Verbs: []string{"get"}}, nil, "get nodes: granted, and no"},
 		{"by its name", rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"a", "b"}, Verbs: []string{"get"}}, nil, "get secrets b: granted, and no"},

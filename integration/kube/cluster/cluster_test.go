@@ -63,15 +63,14 @@ func refused(t *testing.T, c *cluster.Cluster) {
 	refusedSince(t, c, nil)
 }
 
-// refusedSince is refused, of what was asked for after before. Of a pod that never had an
-// address its end is refused too, which is on condition of the container that has it.
+// refusedSince is refused, of what was asked for after before.
 func refusedSince(t *testing.T, c *cluster.Cluster, before map[kube.Asked]int) {
 	t.Helper()
 	for a, n := range asked(t, c) {
 		if n -= before[a]; n == 0 {
 			continue
 		}
-		if a.Code == http.StatusForbidden || a.Code == http.StatusUnauthorized || a.Code == http.StatusUnprocessableEntity {
+		if a.Refused() {
 			t.Errorf("%d times refused: %+v", n, a)
 		}
 	}
