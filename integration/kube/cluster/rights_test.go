@@ -51,6 +51,8 @@ func TestStolenToken(t *testing.T) {
 	if world.Config.Datastore == cluster.V1 {
 		group = "crd.projectcalico.org/v1"
 	}
+	// Of a pod that lives on there is a handle; of what else runs on that node there may be none.
+	create(t, c, fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: owner}\nspec: {nodeName: %s, terminationGracePeriodSeconds: 0, containers: [{name: c, image: %q, args: [pause]}]}\n", other, cluster.AgnhostImage))
 	block, handle, address := anothers(t, c, other)
 	const annotate, merge, plain = `{"metadata":{"annotations":{"example.org/tried":"yes"}}}`, "application/merge-patch+json", "application/json"
 	const patch = "application/json-patch+json"
