@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"net/netip"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -60,7 +61,23 @@ func (wr *writer) doesAs(r *fibRoute, w dataplane.Route) bool {
 		want = hop
 	}
 	l := wr.mirror.link(want.Link)
-	return l != nil && r.legs[0].link == l.index && r.legs[0].gateway == want.Gateway
+	if l == nil || r.legs[0].link != l.index {
+		return false
+	}
+	gateway := r.legs[0].gateway
+	return gateway == want.Gateway || l.kind == string(dataplane.LinkVXLAN) && wr.samePeer(want.Link, gateway, want.Gateway)
+}
+
+// samePeer reports whether a VXLAN device of ours sends to one peer what goes by either of two
+// gateways: they have one MAC. Calico's IPv6 routes lead to the peer's tunnel address, ours to the
+// link-local one that stands for it.
+func (wr *writer) samePeer(link string, a, b netip.Addr) bool {
+	mac := func(gateway netip.Addr) dataplane.MAC {
+		have, _ := wr.want.Have(dataplane.NeighbourKey{Link: link, Addr: gateway})
+		n, _ := have.(dataplane.Neighbour)
+		return n.MAC
+	}
+	return !mac(a).IsZero() && mac(a) == mac(b)
 }
 
 // tookOver notes that a new route of ours is there: a foreign one that had its key was
