@@ -133,8 +133,11 @@ func makeNode(t *testing.T, n lab.Node, podCIDR string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	status := fmt.Sprintf(`{"status":{"addresses":[{"type":"InternalIP","address":%q},{"type":"Hostname","address":%q}],"nodeInfo":{"bootID":%q,"machineID":""}}}`,
-		n.Addrs()[0], n.Name, boot)
+	addresses := ""
+	for _, a := range n.Addrs() {
+		addresses += fmt.Sprintf(`{"type":"InternalIP","address":%q},`, a)
+	}
+	status := fmt.Sprintf(`{"status":{"addresses":[%s{"type":"Hostname","address":%q}],"nodeInfo":{"bootID":%q,"machineID":""}}}`, addresses, n.Name, boot)
 	if _, err := server.Do(t.Context(), http.MethodPatch, "/api/v1/nodes/"+n.Name+"/status", "application/merge-patch+json", []byte(status)); err != nil {
 		t.Fatal(err)
 	}

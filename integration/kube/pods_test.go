@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/lab"
 	"github.com/routerd/routerd/integration/lab/traffic"
@@ -70,10 +71,16 @@ func (c *cluster) pod(name string) (p pod) {
 // gets none.
 func (c *cluster) reach(what, from, to string, no bool) {
 	c.t.Helper()
+	c.reachBy(dataplane.IPv4, what, from, to, no)
+}
+
+// reachBy is reach by a family's address.
+func (c *cluster) reachBy(f dataplane.Family, what, from, to string, no bool) {
+	c.t.Helper()
 	await.Until(c.t, what, func() error {
 		ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Second)
 		defer cancel()
-		r, err := c.Ping(ctx, from, to, traffic.Options{})
+		r, err := c.Ping(ctx, from, to, traffic.Options{IPv6: f == dataplane.IPv6})
 		switch {
 		case err != nil:
 			return err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube"
 	"github.com/routerd/routerd/integration/lab"
@@ -79,36 +80,71 @@ func (k *inAPI) fill() {
 	k.put(store.KindClusterInformation, "default", nil, `{"clusterGUID":"08f7c4da8ec04385b189b65bc714604b","clusterType":"k8s,bgp,kdd","calicoVersion":"v3.31.2","datastoreReady":true}`)
 	k.put(store.KindFelixConfiguration, "default", nil, `{"logSeverityScreen":"Info","reportingInterval":"0s"}`)
 	k.put(store.KindBGPConfiguration, "default", nil, `{"logSeverityScreen":"Info","nodeToNodeMeshEnabled":true,"asNumber":64512}`)
-	for name, pool := range map[string][2]string{"plain": {calico.PlainPool, "Never"}, "tunnel": {calico.TunnelPool, "Always"}} {
-		k.put(store.KindIPPool, name, nil, fmt.Sprintf(`{"cidr":%q,"vxlanMode":%q,"ipipMode":"Never","natOutgoing":true,"blockSize":26,"nodeSelector":"all()","allowedUses":["Workload","Tunnel"],"assignmentMode":"Automatic"}`, pool[0], pool[1]))
+	pools := map[string]string{"plain": calico.PlainPool, "tunnel": calico.TunnelPool}
+	if k.Hosts[0].Six != nil {
+		pools["plain6"], pools["tunnel6"] = calico.PlainPool6, calico.TunnelPool6
+	}
+	for name, cidr := range pools {
+		mode, p := map[bool]string{false: "Never", true: "Always"}[strings.HasPrefix(name, "tunnel")], netip.MustParsePrefix(cidr)
+		k.put(store.KindIPPool, name, nil, fmt.Sprintf(`{"cidr":%q,"vxlanMode":%q,"ipipMode":"Never","natOutgoing":%t,"blockSize":%d,"nodeSelector":"all()","allowedUses":["Workload","Tunnel"],"assignmentMode":"Automatic"}`,
+			cidr, mode, p.Addr().Is4(), p.Addr().BitLen()-6))
 	}
 	k.put(store.KindIPAMConfig, "default", nil, `{"strictAffinity":false,"autoAllocateBlocks":true,"maxBlocksPerHost":0}`)
 	for _, h := range k.Hosts {
 		path := "/api/v1/nodes/" + h.Name
-		k.patch(path, fmt.Sprintf(`{"metadata":{"annotations":{"projectcalico.org/IPv4Address":"%s/24","projectcalico.org/IPv4VXLANTunnelAddr":"%s","projectcalico.org/VXLANTunnelMACAddr":"%s"}}}`, h.Addr, h.VTEP, h.MAC))
-		k.patch(path+"/status", `{"status":{"conditions":[{"type":"NetworkUnavailable","status":"False","reason":"CalicoIsUp","message":"Calico is running on this node"}]}}`)
-		used := map[netip.Prefix]map[int]string{h.Plain: {}, h.Tunnel: {}}
-		of := func(block netip.Prefix, n int, handle, secondary string) {
-			used[block][n] = fmt.Sprintf(`{"handle_id":%q,"secondary":{"node":%q,%s}}`, handle, h.Name, secondary)
-			k.put(store.KindIPAMHandle, handle, nil, fmt.Sprintf(`{"handleID":%q,"block":{"%s":1},"deleted":false}`, handle, block))
+		annotations := map[string]string{
+			"projectcalico.org/IPv4Address":         h.Addr.String() + "/24",
+			"projectcalico.org/IPv4VXLANTunnelAddr": h.VTEP.String(),
+			"projectcalico.org/VXLANTunnelMACAddr":  h.MAC,
 		}
-		of(h.Tunnel, 0, "vxlan-tunnel-addr-"+h.Name, `"type":"vxlanTunnelAddress"`)
+		if six := h.Six; six != nil {
+			annotations["projectcalico.org/IPv6Address"] = six.Addr.String() + "/64"
+			annotations["projectcalico.org/IPv6VXLANTunnelAddr"] = six.VTEP.String()
+			annotations["projectcalico.org/VXLANTunnelMACAddrV6"] = six.MAC
+		}
+		k.patch(path, `{"metadata":{"annotations":`+k.json(annotations)+`}}`)
+		k.patch(path+"/status", `{"status":{"conditions":[{"type":"NetworkUnavailable","status":"False","reason":"CalicoIsUp","message":"Calico is running on this node"}]}}`)
+		used := map[netip.Prefix]map[int]string{}
+		of := func(handle, secondary string, ordinal int, blocks ...netip.Prefix) {
+			var counts []string
+			for _, block := range blocks {
+				used[block][ordinal] = fmt.Sprintf(`{"handle_id":%q,"secondary":{"node":%q,%s}}`, handle, h.Name, secondary)
+				counts = append(counts, fmt.Sprintf(`"%s":1`, block))
+			}
+			k.put(store.KindIPAMHandle, handle, nil, fmt.Sprintf(`{"handleID":%q,"block":{%s},"deleted":false}`, handle, strings.Join(counts, ",")))
+		}
+		for _, n := range h.Nets() {
+			used[n.Plain], used[n.Tunnel] = map[int]string{}, map[int]string{}
+			if n.Family == dataplane.IPv6 {
+				of("vxlan-v6-tunnel-addr-"+h.Name, `"type":"vxlanV6TunnelAddress"`, 0, n.Tunnel)
+			} else {
+				of("vxlan-tunnel-addr-"+h.Name, `"type":"vxlanTunnelAddress"`, 0, n.Tunnel)
+			}
+		}
 		for _, p := range h.Pods() {
 			create(k.c.t, podsPath, podOn(h.Name, p.Name))
-			k.patch(podsPath+"/"+p.Name, fmt.Sprintf(`{"metadata":{"annotations":{"cni.projectcalico.org/podIP":"%s/32","cni.projectcalico.org/podIPs":"%[1]s/32","cni.projectcalico.org/containerID":%q}}}`, p.Addr, p.ID))
-			k.patch(podsPath+"/"+p.Name+"/status", fmt.Sprintf(`{"status":{"phase":"Running","podIP":"%s","podIPs":[{"ip":"%[1]s"}]}}`, p.Addr))
-			of(p.Block(), 1, calico.Network+"."+p.ID, fmt.Sprintf(`"namespace":"default","pod":%q,"timestamp":"2026-11-21 17:31:36.8948024 +0000 UTC"`, p.Name))
+			var prefixes, status []string
+			var blocks []netip.Prefix
+			for _, a := range p.Addrs() {
+				prefixes, status = append(prefixes, netip.PrefixFrom(a, a.BitLen()).String()), append(status, fmt.Sprintf(`{"ip":"%s"}`, a))
+			}
+			for _, n := range h.Nets() {
+				blocks = append(blocks, p.Block(n))
+			}
+			k.patch(podsPath+"/"+p.Name, fmt.Sprintf(`{"metadata":{"annotations":{"cni.projectcalico.org/podIP":%q,"cni.projectcalico.org/podIPs":%q,"cni.projectcalico.org/containerID":%q}}}`, prefixes[0], strings.Join(prefixes, ","), p.ID))
+			k.patch(podsPath+"/"+p.Name+"/status", fmt.Sprintf(`{"status":{"phase":"Running","podIP":"%s","podIPs":[%s]}}`, p.Addr, strings.Join(status, ",")))
+			of(calico.Network+"."+p.ID, fmt.Sprintf(`"namespace":"default","pod":%q,"timestamp":"2026-11-21 17:31:36.8948024 +0000 UTC"`, p.Name), 1, blocks...)
 		}
 		hash := sha3.Sum256([]byte(h.Name))
 		for block, attributes := range used {
-			name := strings.NewReplacer(".", "-", "/", "-").Replace(block.String())
+			name := strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(block.String())
 			k.put(store.KindIPAMBlock, name, nil, blockSpec(h.Name, block, attributes))
 			mark := "false"
 			if k.g == convert.V1 {
 				mark = `"false"`
 			}
 			k.put(store.KindIPAMAffinity, h.Name+"-"+name, map[string]string{
-				"projectcalico.org/affinity-type": "host", "projectcalico.org/ip-version": "4",
+				"projectcalico.org/affinity-type": "host", "projectcalico.org/ip-version": map[bool]string{true: "4", false: "6"}[block.Addr().Is4()],
 				"projectcalico.org/hostname-hash": base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(hash[:]),
 			}, fmt.Sprintf(`{"cidr":"%s","node":%q,"state":"confirmed","type":"host","deleted":%s}`, block, h.Name, mark))
 		}
@@ -133,12 +169,20 @@ func blockSpec(node string, block netip.Prefix, used map[int]string) string {
 		block, node, list(allocations), list(free), list(attributes), list(sequence))
 }
 
+// blocksOf are a host's, of all families.
+func blocksOf(h calico.Host) (out []netip.Prefix) {
+	for _, n := range h.Nets() {
+		out = append(out, n.Plain, n.Tunnel)
+	}
+	return out
+}
+
 // owners returns by which handle each address is in use that Calico gave.
 func (k *inAPI) owners(s *kubestore.Store) map[string]string {
 	k.c.t.Helper()
 	out := map[string]string{}
 	for _, h := range k.Hosts {
-		for _, p := range []netip.Prefix{h.Plain, h.Tunnel} {
+		for _, p := range blocksOf(h) {
 			o, err := s.Get(k.c.t.Context(), store.BlockKey(p))
 			if err != nil {
 				k.c.t.Fatal(err)
@@ -159,12 +203,13 @@ func (k *inAPI) owners(s *kubestore.Store) map[string]string {
 
 // TestTakeoverFromCalicoV1 and the same in the other group: hosts on which Calico runs, with its resources in
 // the API, are moved to routerd one after the other, as the guide says, and pods that send each other
-// numbered packets lose none. Addresses stay whose they are. Here one host goes back, too, and comes again.
-func TestTakeoverFromCalicoV1(t *testing.T) { takeover(t, "c1", convert.V1, true) }
+// numbered packets lose none. Addresses stay whose they are. One host goes back, too, and comes again. In the
+// first group hosts and pods have IPv4 alone, in the other both families.
+func TestTakeoverFromCalicoV1(t *testing.T) { takeover(t, "c1", convert.V1, lab.UnderlayIPv4) }
 
-func TestTakeoverFromCalicoV3(t *testing.T) { takeover(t, "c3", convert.V3, false) }
+func TestTakeoverFromCalicoV3(t *testing.T) { takeover(t, "c3", convert.V3, lab.UnderlayDual) }
 
-func takeover(t *testing.T, suffix string, g convert.Group, goesBack bool) {
+func takeover(t *testing.T, suffix string, g convert.Group, underlay lab.Underlay) {
 	s, _ := open(t, g)
 	install(t)
 	t.Cleanup(func() {
@@ -182,11 +227,12 @@ func takeover(t *testing.T, suffix string, g convert.Group, goesBack bool) {
 	if top.Kubeconfig, err = server.Kubeconfig("", kube.Token); err != nil {
 		t.Fatal(err)
 	}
-	top.APIGroup = string(g)
+	top.APIGroup, top.Underlay = string(g), underlay
+	dual := underlay == lab.UnderlayDual
 	c := bringUpLab(t, suffix, lab.Options{Topology: top, NoDaemons: true}, nil, func(file string) map[string]any {
 		return map[string]any{
-			"address":   map[string]any{"ipv4": "kubernetes-internal-ip"},
-			"cni":       map[string]any{"networkName": calico.Network},
+			"address":   map[string]any{"ipv4": "kubernetes-internal-ip", "ipv6": "kubernetes-internal-ip"},
+			"cni":       map[string]any{"networkName": calico.Network, "assignIPv6": dual},
 			"datastore": map[string]any{"kubernetes": map[string]any{"kubeconfig": file, "apiGroup": g.APIVersion()}},
 		}
 	})
@@ -195,13 +241,29 @@ func takeover(t *testing.T, suffix string, g convert.Group, goesBack bool) {
 	k.fill()
 	k.Up()
 	had := k.owners(s)
-	if len(had) != 6 {
+	families := []dataplane.Family{dataplane.IPv4}
+	if dual {
+		families = append(families, dataplane.IPv6)
+	}
+	if len(had) != 6*len(families) {
 		t.Fatalf("addresses in use: %v", had)
 	}
-	for _, p := range k.Pairs() {
-		c.reach("Calico's own network", p[0], p[1], false)
+	var pairs [][2]traffic.Place
+	for _, f := range families {
+		for _, p := range k.Pairs() {
+			c.reachBy(f, "Calico's own network", p[0], p[1], false)
+			var places [2]traffic.Place
+			for i, where := range p {
+				addr, err := c.AddrOf(where, f)
+				if err != nil {
+					t.Fatal(err)
+				}
+				places[i] = traffic.Place{Name: where + " " + f.String(), Space: c.Space(where), Addr: addr}
+			}
+			pairs = append(pairs, places)
+		}
 	}
-	packets, err := c.StartLoad(traffic.LoadOptions{Rate: 500}, k.Pairs()...)
+	packets, err := traffic.StartLoad(traffic.LoadOptions{Rate: 500}, pairs...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,12 +295,19 @@ func takeover(t *testing.T, suffix string, g convert.Group, goesBack bool) {
 	started := func(h calico.Host) {
 		t.Helper()
 		p := c.run(fmt.Sprintf("%s/new%d", h.Name, h.I+1))
-		if whose, twice := had[p.Addrs[0].String()]; twice {
-			t.Errorf("%s was given %s, which %s has", p, p.Addrs[0], whose)
+		if len(p.Addrs) != len(families) {
+			t.Errorf("%s has the addresses %v", p, p.Addrs)
+		}
+		for _, a := range p.Addrs {
+			if whose, twice := had[a.String()]; twice {
+				t.Errorf("%s was given %s, which %s has", p, a, whose)
+			}
 		}
 		for _, o := range k.Hosts {
-			c.reach("a new pod reaches one of Calico's", p.String(), o.Pods()[0].Where(), false)
-			c.reach("one of Calico's reaches a new pod", o.Pods()[1].Where(), p.String(), false)
+			for _, f := range families {
+				c.reachBy(f, "a new pod reaches one of Calico's", p.String(), o.Pods()[0].Where(), false)
+				c.reachBy(f, "one of Calico's reaches a new pod", o.Pods()[1].Where(), p.String(), false)
+			}
 		}
 	}
 	for _, h := range k.Hosts {
@@ -251,15 +320,13 @@ func takeover(t *testing.T, suffix string, g convert.Group, goesBack bool) {
 		k.CleanUp(h)
 	}
 	noLoss("cleanup")
-	if goesBack {
-		back := k.Hosts[1]
-		k.GoBack(back)
-		noLoss("the way back of " + back.Name)
-		k.TakeOver(back)
-		soundOf(back, 3)
-		k.CleanUp(back)
-		noLoss("another takeover of " + back.Name)
-	}
+	back := k.Hosts[1]
+	k.GoBack(back)
+	noLoss("the way back of " + back.Name)
+	k.TakeOver(back)
+	soundOf(back, 3)
+	k.CleanUp(back)
+	noLoss("another takeover of " + back.Name)
 	ipamSound(t, asAdminOf(t, g))
 	packets.Stop()
 
@@ -276,8 +343,11 @@ func takeover(t *testing.T, suffix string, g convert.Group, goesBack bool) {
 		if !errors.Is(err, store.ErrNotFound) {
 			return fmt.Errorf("its handle: %w", err)
 		}
-		if now := k.owners(s); now[gone.Addr.String()] == had[gone.Addr.String()] {
-			return fmt.Errorf("%s is in use: %v", gone.Addr, now)
+		now := k.owners(s)
+		for _, a := range gone.Addrs() {
+			if now[a.String()] == had[a.String()] {
+				return fmt.Errorf("%s is in use: %v", a, now)
+			}
 		}
 		return nil
 	})

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/routerd/routerd/dataplane"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/guides"
 	"github.com/routerd/routerd/integration/lab"
@@ -30,10 +31,12 @@ import (
 // Network is the name of the CNI network.
 const Network = "k8s-pod-network"
 
-// The two pools, the first of which is not encapsulated and the second in VXLAN.
+// The two pools of each family, the first of which is not encapsulated and the second in a tunnel.
 const (
-	PlainPool  = "192.168.0.0/17"
-	TunnelPool = "192.168.128.0/17"
+	PlainPool   = "192.168.0.0/17"
+	TunnelPool  = "192.168.128.0/17"
+	PlainPool6  = "fd00:10:244::/49"
+	TunnelPool6 = "fd00:10:244:8000::/49"
 )
 
 // Cluster is hosts of Calico's. Each has a pod of either pool.
@@ -42,6 +45,8 @@ type Cluster struct {
 	Hosts []Host
 	// UID returns a pod's in Kubernetes.
 	UID func(Pod) string
+	// IPIP has IPv4's tunnel be IPIP and not VXLAN.
+	IPIP bool
 
 	t     *testing.T
 	birds map[string]*exec.Cmd
@@ -49,13 +54,44 @@ type Cluster struct {
 
 // Host is one of its hosts, number I.
 type Host struct {
-	I             int
-	Name          string
+	I    int
+	Name string
+	Net       // of IPv4
+	Six  *Net // of IPv6, where the network between the hosts has it
+}
+
+// Net is what a host has in one of IP's families.
+type Net struct {
+	Family        dataplane.Family
 	Addr          netip.Addr
 	Plain, Tunnel netip.Prefix // its blocks
-	VTEP          netip.Addr
-	MAC           string // of vxlan.calico
+	VTEP          netip.Addr   // of its tunnel's device
+	MAC           string       // of vxlan.calico, or vxlan-v6.calico
 }
+
+// Nets are those of the families that a host has.
+func (h Host) Nets() []Net {
+	if h.Six == nil {
+		return []Net{h.Net}
+	}
+	return []Net{h.Net, *h.Six}
+}
+
+// in is a host's of a family.
+func (h Host) in(f dataplane.Family) Net {
+	if f == dataplane.IPv6 {
+		return *h.Six
+	}
+	return h.Net
+}
+
+// ip is ip(8) with a family.
+func (n Net) ip(args string) []string {
+	return append([]string{"ip", map[dataplane.Family]string{dataplane.IPv4: "-4", dataplane.IPv6: "-6"}[n.Family]}, strings.Fields(args)...)
+}
+
+// host is an address alone, with its length.
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // Pod is a pod of a host. The first one is of the pool that is not encapsulated.
 type Pod struct {
@@ -64,8 +100,17 @@ type Pod struct {
 	Name   string
 	ID     string // of its container
 	Addr   netip.Addr
+	Addr6  netip.Addr // where the hosts have IPv6
 	Device string
 	MAC    string
+}
+
+// Addrs are the pod's addresses, IPv4's first.
+func (p Pod) Addrs() []netip.Addr {
+	if !p.Addr6.IsValid() {
+		return []netip.Addr{p.Addr}
+	}
+	return []netip.Addr{p.Addr, p.Addr6}
 }
 
 // New returns the hosts of a lab, on which [Cluster.Up] makes what Calico makes. They have a mesh of BGP and
@@ -74,16 +119,35 @@ func New(t *testing.T, l *lab.Lab) *Cluster {
 	t.Helper()
 	c := &Cluster{Lab: l, t: t, birds: map[string]*exec.Cmd{}, UID: func(p Pod) string { return "uid-" + p.ID[50:] }}
 	for i, name := range l.Hosts() {
-		// As Felix derives it: 66, and the first bytes of the name's SHA-1.
-		sum := sha1.Sum([]byte(name)) //nolint:gosec // see the import
-		addr, err := l.Addr(name)
+		addrs, err := l.Addrs(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		h := Host{I: i, Name: name, Addr: addr, MAC: net.HardwareAddr(append([]byte{0x66}, sum[:5]...)).String()}
-		h.Plain = netip.MustParsePrefix(fmt.Sprintf("192.168.%d.0/26", i+1))
-		h.Tunnel = netip.MustParsePrefix(fmt.Sprintf("192.168.%d.0/26", i+129))
-		h.VTEP = h.Tunnel.Addr()
+		h := Host{I: i, Name: name}
+		for _, a := range addrs {
+			n := Net{Family: dataplane.FamilyOf(a), Addr: a}
+			// As Felix derives it: 66, and the first bytes of the name's SHA-1.
+			named := name
+			block := func(pool string) netip.Prefix {
+				first := netip.MustParsePrefix(pool).Addr().AsSlice()
+				first[len(first)-2] += byte(i + 1)
+				addr, _ := netip.AddrFromSlice(first)
+				return netip.PrefixFrom(addr, addr.BitLen()-6)
+			}
+			if n.Family == dataplane.IPv6 {
+				named += "-v6"
+				n.Plain, n.Tunnel = block(PlainPool6), block(TunnelPool6)
+			} else {
+				n.Plain, n.Tunnel = block(PlainPool), block(TunnelPool)
+			}
+			sum := sha1.Sum([]byte(named)) //nolint:gosec // see the import
+			n.MAC, n.VTEP = net.HardwareAddr(append([]byte{0x66}, sum[:5]...)).String(), n.Tunnel.Addr()
+			if n.Family == dataplane.IPv6 {
+				h.Six = &n
+			} else {
+				h.Net = n
+			}
+		}
 		c.Hosts = append(c.Hosts, h)
 	}
 	return c
@@ -104,13 +168,15 @@ func (c *Cluster) Up() {
 // birdRoutes waits for the routes that a host's BIRD learns.
 func (c *Cluster) birdRoutes(h Host) {
 	c.t.Helper()
-	for _, o := range c.others(h) {
-		await.Until(c.t, "BIRD's route on "+h.Name, func() error {
-			if out := c.output(h.Name, "ip", "route", "show", o.Plain.String(), "proto", "bird"); !strings.Contains(out, "via "+o.Addr.String()) {
-				return fmt.Errorf("not there: %s", out)
-			}
-			return nil
-		})
+	for _, other := range c.others(h) {
+		for _, o := range other.Nets() {
+			await.Until(c.t, "BIRD's route on "+h.Name, func() error {
+				if out := c.output(h.Name, o.ip("route show "+o.Plain.String()+" proto bird")...); !strings.Contains(out, "via "+o.Addr.String()) {
+					return fmt.Errorf("not there: %s", out)
+				}
+				return nil
+			})
+		}
 	}
 }
 
@@ -120,6 +186,9 @@ func (h Host) Pods() []Pod {
 	for n, block := range []netip.Prefix{h.Plain, h.Tunnel} {
 		// Of a namespace each name is one pod's: those of all hosts are in one.
 		p := Pod{Host: h, N: n, Name: fmt.Sprintf("pod%d", n+1), Addr: block.Addr().Next()}
+		if h.Six != nil {
+			p.Addr6 = p.Block(*h.Six).Addr().Next()
+		}
 		if h.I > 0 {
 			p.Name = fmt.Sprintf("pod%d-%d", n+1, h.I+1)
 		}
@@ -132,11 +201,19 @@ func (h Host) Pods() []Pod {
 	return out
 }
 
+// in is the pod's address of a family.
+func (p Pod) in(f dataplane.Family) netip.Addr {
+	if f == dataplane.IPv6 {
+		return p.Addr6
+	}
+	return p.Addr
+}
+
 // Where is the pod's place in the lab.
 func (p Pod) Where() string { return p.Host.Name + "/" + p.Name }
 
-// Block is what the pod's address is of.
-func (p Pod) Block() netip.Prefix { return []netip.Prefix{p.Host.Plain, p.Host.Tunnel}[p.N] }
+// Block is what the pod's address of a family is of, by what its host has in that.
+func (p Pod) Block(of Net) netip.Prefix { return []netip.Prefix{of.Plain, of.Tunnel}[p.N] }
 
 // Endpoint is the name of the pod's endpoint.
 func (p Pod) Endpoint() string {
@@ -182,60 +259,107 @@ func (c *Cluster) Batch(where, commands string) {
 func (c *Cluster) wire(h Host) {
 	c.t.Helper()
 	c.Sysctl(h.Name, map[string]string{"net/ipv4/ip_forward": "1"})
-	var b strings.Builder
-	fmt.Fprintf(&b, `link add vxlan.calico address %s mtu 1450 type vxlan id 4096 dstport 4789 nolearning local %s dev eth0
-addr add %s/32 dev vxlan.calico
-link set vxlan.calico up
-`, h.MAC, h.Addr, h.VTEP)
-	for _, o := range c.others(h) {
-		fmt.Fprintf(&b, "neigh add %s lladdr %s dev vxlan.calico nud permanent\n", o.VTEP, o.MAC)
+	for _, n := range h.Nets() {
+		device := c.device(n)
+		if c.ipip(n) {
+			c.Batch(h.Name, fmt.Sprintf("link set tunl0 mtu 1480 up\naddr add %s dev tunl0\n", host(n.VTEP)))
+			continue
+		}
+		var b strings.Builder
+		if n.Family == dataplane.IPv6 {
+			c.Sysctl(h.Name, map[string]string{"net/ipv6/conf/all/forwarding": "1"})
+		}
+		fmt.Fprintf(&b, "link add %s address %s mtu %d type vxlan id 4096 dstport 4789 nolearning local %s dev eth0\naddr add %s dev %[1]s\nlink set %[1]s up\n", device, n.MAC, mtu(n), n.Addr, host(n.VTEP))
+		c.Batch(h.Name, b.String())
+		for _, other := range c.others(h) {
+			o := other.in(n.Family)
+			c.output(h.Name, "bridge", "fdb", "add", o.MAC, "dev", device, "dst", o.Addr.String(), "self", "permanent")
+		}
 	}
-	c.Batch(h.Name, b.String())
 	c.routes(h)
-	for _, o := range c.others(h) {
-		c.output(h.Name, "bridge", "fdb", "add", o.MAC, "dev", "vxlan.calico", "dst", o.Addr.String(), "self", "permanent")
-	}
 	// What Felix leaves in the packet filter goes on judging packets.
 	rules := "*filter\n:cali-FORWARD - [0:0]\n-A FORWARD -m comment --comment \"cali:wUHhoiAYhphO9Mso\" -j cali-FORWARD\n-A cali-FORWARD -j ACCEPT\nCOMMIT\n"
-	if _, err := c.Run(await.Context(c.t), h.Name, lab.Streams{In: strings.NewReader(rules)}, "env", "XTABLES_LOCKFILE=/dev/null", "iptables-restore", "--noflush"); err != nil {
-		c.t.Fatal(err)
+	for _, n := range h.Nets() {
+		restore := map[dataplane.Family]string{dataplane.IPv4: "iptables-restore", dataplane.IPv6: "ip6tables-restore"}[n.Family]
+		if _, err := c.Run(await.Context(c.t), h.Name, lab.Streams{In: strings.NewReader(rules)}, "env", "XTABLES_LOCKFILE=/dev/null", restore, "--noflush"); err != nil {
+			c.t.Fatal(err)
+		}
 	}
 	for _, p := range h.Pods() {
 		c.attach(p)
 	}
 }
 
-// routes makes Felix's routes to blocks.
-func (c *Cluster) routes(h Host) {
-	c.t.Helper()
-	var b strings.Builder
-	fmt.Fprintf(&b, "route add blackhole %s proto 80\n", h.Tunnel)
-	for _, o := range c.others(h) {
-		fmt.Fprintf(&b, "route add %s via %s dev vxlan.calico onlink\n", o.Tunnel, o.VTEP)
+// ipip reports whether a family's tunnel is IPIP.
+func (c *Cluster) ipip(n Net) bool { return c.IPIP && n.Family == dataplane.IPv4 }
+
+// device is that of a family's tunnel.
+func (c *Cluster) device(n Net) string {
+	switch {
+	case c.ipip(n):
+		return "tunl0"
+	case n.Family == dataplane.IPv6:
+		return "vxlan-v6.calico"
 	}
-	c.Batch(h.Name, b.String())
+	return "vxlan.calico"
 }
 
-// route is the command that makes a pod's route: its metric is zero up to Calico v3.33,
-// 1024 since.
-func (p Pod) route() string {
+// mtu is the lowest of the devices that carry what the pod sends.
+func (p Pod) mtu() int {
+	nets := p.Host.Nets()
+	return mtu(nets[len(nets)-1])
+}
+
+// mtu is that of a family's VXLAN device.
+func mtu(n Net) int {
+	if n.Family == dataplane.IPv6 {
+		return 1430
+	}
+	return 1450
+}
+
+// routes makes Felix's routes to blocks, and the neighbours that those of VXLAN lead to.
+func (c *Cluster) routes(h Host) {
+	c.t.Helper()
+	for _, n := range h.Nets() {
+		var b strings.Builder
+		fmt.Fprintf(&b, "route add blackhole %s proto 80\n", n.Tunnel)
+		for _, other := range c.others(h) {
+			o := other.in(n.Family)
+			if c.ipip(n) {
+				fmt.Fprintf(&b, "route add %s via %s dev tunl0 proto 80 onlink\n", o.Tunnel, o.Addr)
+				continue
+			}
+			fmt.Fprintf(&b, "neigh replace %s lladdr %s dev %s nud permanent\nroute add %s via %[1]s dev %[3]s onlink\n", o.VTEP, o.MAC, c.device(n), o.Tunnel)
+		}
+		c.Batch(h.Name, b.String())
+	}
+}
+
+// routes are the commands that make a pod's routes: the metric of IPv4's is zero up to Calico v3.33,
+// 1024 since; that of IPv6's is 1024 in any case, which is the kernel's default.
+func (p Pod) routes() string {
 	metric := ""
 	if p.N == 1 {
 		metric = "metric 1024"
 	}
-	return fmt.Sprintf("route replace %s dev %s scope link %s\n", p.Addr, p.Device, metric)
+	commands := fmt.Sprintf("route replace %s dev %s scope link %s\n", p.Addr, p.Device, metric)
+	if p.Addr6.IsValid() {
+		commands += fmt.Sprintf("route replace %s dev %s\n", p.Addr6, p.Device)
+	}
+	return commands
 }
 
 // attach makes a pod as Calico's CNI plugin does, and Felix after it.
 func (c *Cluster) attach(p Pod) {
 	c.t.Helper()
-	if err := c.AddPod(lab.Pod{Host: p.Host.Name, Name: p.Name, Namespace: "default", UID: c.UID(p), ContainerID: p.ID, Addrs: []netip.Addr{p.Addr}, MTU: 1450}); err != nil {
+	if err := c.AddPod(lab.Pod{Host: p.Host.Name, Name: p.Name, Namespace: "default", UID: c.UID(p), ContainerID: p.ID, Addrs: p.Addrs(), MTU: p.mtu()}); err != nil {
 		c.t.Fatal(err)
 	}
 	if err := ns.Create(c.Space(p.Where())); err != nil {
 		c.t.Fatal(err)
 	}
-	c.Batch(p.Host.Name, fmt.Sprintf("link add %s mtu 1450 address ee:ee:ee:ee:ee:ee type veth peer name eth0 mtu 1450 address %s netns %s\n", p.Device, p.MAC, c.Space(p.Where())))
+	c.Batch(p.Host.Name, fmt.Sprintf("link add %s mtu %d address ee:ee:ee:ee:ee:ee type veth peer name eth0 mtu %[2]d address %s netns %s\n", p.Device, p.mtu(), p.MAC, c.Space(p.Where())))
 	c.Batch(p.Where(), fmt.Sprintf(`link set lo up
 link set eth0 up
 addr add %s/32 dev eth0
@@ -246,7 +370,12 @@ route add default via 169.254.1.1
 		"net/ipv4/conf/" + p.Device + "/proxy_arp": "1", "net/ipv4/conf/" + p.Device + "/forwarding": "1", "net/ipv4/conf/" + p.Device + "/route_localnet": "1",
 		"net/ipv4/neigh/" + p.Device + "/proxy_delay": "0",
 	})
-	c.Batch(p.Host.Name, fmt.Sprintf("link set %[1]s up\n%[4]sneigh add %[2]s lladdr %[3]s dev %[1]s nud permanent\n", p.Device, p.Addr, p.MAC, p.route()))
+	if p.Addr6.IsValid() {
+		// The gateway is what the host's end has by its address of Ethernet.
+		c.Batch(p.Where(), fmt.Sprintf("addr add %s/128 dev eth0 nodad\nroute add fe80::ecee:eeff:feee:eeee dev eth0\nroute add default via fe80::ecee:eeff:feee:eeee dev eth0\n", p.Addr6))
+		c.Sysctl(p.Host.Name, map[string]string{"net/ipv6/conf/" + p.Device + "/proxy_ndp": "1", "net/ipv6/conf/" + p.Device + "/forwarding": "1"})
+	}
+	c.Batch(p.Host.Name, fmt.Sprintf("link set %[1]s up\n%[4]sneigh add %[2]s lladdr %[3]s dev %[1]s nud permanent\n", p.Device, p.Addr, p.MAC, p.routes()))
 }
 
 // Sysctl sets values on a host.
@@ -289,25 +418,33 @@ func (c *Cluster) startBIRD(h Host) {
 	c.t.Helper()
 	dir := c.t.TempDir()
 	var b strings.Builder
-	fmt.Fprintf(&b, `router id %[1]s;
+	fmt.Fprintf(&b, `router id %s;
 log stderr all;
 debug protocols { states };
-filter calico_export_to_bgp_peers {
+protocol device { scan time 2; }
+protocol direct { ipv4; ipv6; interface -"cali*", "*"; }
+`, h.Addr)
+	for _, n := range h.Nets() {
+		pool, tunnels := "192.168.0.0/16", TunnelPool
+		if n.Family == dataplane.IPv6 {
+			pool, tunnels = "fd00:10:244::/48", TunnelPool6
+		}
+		family := strings.ToLower(n.Family.String())
+		fmt.Fprintf(&b, `
+filter calico_export_to_bgp_peers_%[5]s {
 	if defined(ifname) && ifname ~ "*.calico" then reject;
 	if net = %[2]s || net = %[3]s then accept;
 	if net ~ %[2]s || net ~ %[3]s then reject;
-	if net ~ 192.168.0.0/16 then accept;
+	if net ~ %[6]s then accept;
 	reject;
 }
-filter calico_kernel_programming {
-	if net ~ %[4]s then reject; # a VXLAN pool is Felix's
+filter calico_kernel_programming_%[5]s {
+	if net ~ %[4]s then reject; # the routes of a pool in a tunnel are Felix's
 	accept;
 }
-protocol static { ipv4; route %[2]s blackhole; route %[3]s blackhole; }
-protocol direct { ipv4; interface -"cali*", "*"; }
-protocol kernel { learn; persist; scan time 2; metric 0; graceful restart; ipv4 { import all; export filter calico_kernel_programming; }; }
-protocol device { scan time 2; }
-template bgp bgp_template {
+protocol static { %[5]s; route %[2]s blackhole; route %[3]s blackhole; }
+protocol kernel { learn; persist; scan time 2; metric %[7]d; graceful restart; %[5]s { import all; export filter calico_kernel_programming_%[5]s; }; }
+template bgp bgp_template_%[5]s {
 	local as 64512;
 	multihop;
 	source address %[1]s;
@@ -315,15 +452,16 @@ template bgp bgp_template {
 	connect retry time 1;
 	error wait time 1,2;
 	graceful restart;
-	ipv4 { gateway recursive; import all; export filter calico_export_to_bgp_peers; add paths on; };
+	%[5]s { gateway recursive; import all; export filter calico_export_to_bgp_peers_%[5]s; add paths on; };
 }
-`, h.Addr, h.Plain, h.Tunnel, TunnelPool)
-	for _, o := range c.others(h) {
-		passive := ""
-		if o.Addr.String() > h.Addr.String() {
-			passive = " passive on;"
+`, n.Addr, n.Plain, n.Tunnel, tunnels, family, pool, map[dataplane.Family]int{dataplane.IPv6: 1024}[n.Family])
+		for _, other := range c.others(h) {
+			o, passive := other.in(n.Family), ""
+			if o.Addr.String() > n.Addr.String() {
+				passive = " passive on;"
+			}
+			fmt.Fprintf(&b, "protocol bgp Mesh_%s from bgp_template_%s { neighbor %s as 64512;%s }\n", strings.NewReplacer(".", "_", ":", "_").Replace(o.Addr.String()), family, o.Addr, passive)
 		}
-		fmt.Fprintf(&b, "protocol bgp Mesh_%s from bgp_template { neighbor %s as 64512;%s }\n", strings.ReplaceAll(o.Addr.String(), ".", "_"), o.Addr, passive)
 	}
 	conf := filepath.Join(dir, "bird.cfg")
 	if err := os.WriteFile(conf, []byte(b.String()), 0o600); err != nil {
@@ -359,22 +497,25 @@ func (c *Cluster) TakeOver(h Host) {
 	if err := c.Restart(await.Context(c.t), h.Name); err != nil {
 		c.t.Fatal(err)
 	}
-	want := []string{"blackhole " + h.Plain.String(), "blackhole " + h.Tunnel.String()}
-	for _, p := range h.Pods() {
-		want = append(want, p.Addr.String()+" dev "+p.Device)
-	}
-	for _, o := range c.others(h) {
-		want = append(want, o.Plain.String()+" nhid", o.Tunnel.String()+" nhid")
-	}
-	await.Until(c.t, "routes of "+h.Name, func() error {
-		out := c.output(h.Name, "ip", "route", "show", "proto", "77")
-		for _, w := range want {
-			if !strings.Contains(out, w) {
-				return fmt.Errorf("%s is not routerd's:\n%s", w, c.output(h.Name, "ip", "route"))
-			}
+	for _, n := range h.Nets() {
+		want := []string{"blackhole " + n.Plain.String(), "blackhole " + n.Tunnel.String()}
+		for _, p := range h.Pods() {
+			want = append(want, p.in(n.Family).String()+" dev "+p.Device)
 		}
-		return nil
-	})
+		for _, other := range c.others(h) {
+			o := other.in(n.Family)
+			want = append(want, o.Plain.String()+" nhid", o.Tunnel.String()+" nhid")
+		}
+		await.Until(c.t, fmt.Sprintf("%s routes of %s", n.Family, h.Name), func() error {
+			out := c.output(h.Name, n.ip("route show proto 77")...)
+			for _, w := range want {
+				if !strings.Contains(out, w) {
+					return fmt.Errorf("%s is not routerd's:\n%s", w, c.output(h.Name, n.ip("route")...))
+				}
+			}
+			return nil
+		})
+	}
 	if after := c.devices(h); after != before {
 		c.t.Errorf("devices of %s were made anew:\n%s\nbefore:\n%s", h.Name, after, before)
 	}
@@ -388,7 +529,7 @@ func (c *Cluster) TakeOver(h Host) {
 				return fmt.Errorf("%v", p)
 			}
 		}
-		if len(r.GetPeers()) != len(c.Hosts)-1 {
+		if len(r.GetPeers()) != (len(c.Hosts)-1)*len(h.Nets()) {
 			return fmt.Errorf("%v", r.GetPeers())
 		}
 		return nil
@@ -414,8 +555,10 @@ systemctl() { :; }
 func (c *Cluster) CleanUp(h Host) {
 	c.t.Helper()
 	c.guide(h, "routerd cleanup --calico")
-	if out := c.output(h.Name, "ip", "route"); strings.Contains(out, "proto 80") || strings.Contains(out, "proto bird") || strings.Contains(out, "1024") {
-		c.t.Errorf("routes of Calico's are left on %s:\n%s", h.Name, out)
+	for _, n := range h.Nets() {
+		if out := c.output(h.Name, n.ip("route")...); strings.Contains(out, "proto 80") || strings.Contains(out, "proto bird") || n.Family == dataplane.IPv4 && strings.Contains(out, "1024") {
+			c.t.Errorf("routes of Calico's are left on %s:\n%s", h.Name, out)
+		}
 	}
 }
 
@@ -428,7 +571,7 @@ func (c *Cluster) GoBack(h Host) {
 	c.guide(h, "ip route show proto 77")
 	c.routes(h)
 	for _, p := range h.Pods() {
-		c.Batch(h.Name, p.route())
+		c.Batch(h.Name, p.routes())
 	}
 	c.startBIRD(h)
 	c.birdRoutes(h)
