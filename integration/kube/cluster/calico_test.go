@@ -9,6 +9,7 @@ import (
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/integration/kube/cluster"
+	"github.com/routerd/routerd/store"
 )
 
 // becomeCalico makes of what routerd left in a node's kernel and on its disk what Calico has there: pods' and
@@ -16,17 +17,19 @@ import (
 // Packets flow meanwhile.
 const becomeCalico = `set -eu
 for f in -4 -6; do
-	all=$(ip $f route show proto 77 | sed -e 's/ nhid [0-9]*//' -e 's/ metric [0-9]*//' -e 's/ pref [a-z]*//')
-	echo "$all" | while read -r r; do test -z "$r" || ip $f route add $r proto 99 metric 4096; done
-	ip nexthop flush proto 77 >/dev/null
+	ip $f route show proto 77 | sed -e 's/ nhid [0-9]*//' -e 's/ metric [0-9]*//' -e 's/ pref [a-z]*//' >/run/routes$f
+	while read -r r; do ip $f route add $r proto 99 metric 4096; done </run/routes$f
+done
+ip nexthop flush proto 77 >/dev/null # of both families, and their routes
+for f in -4 -6; do
 	ip $f route flush proto 77
-	echo "$all" | while read -r r; do
+	while read -r r; do
 		case $r in
-		'') ;;
 		blackhole*) ip $f route add $r proto 80 ;;
 		*) ip $f route add $r ;;
 		esac
-	done
+	done </run/routes$f
+	rm /run/routes$f
 	ip $f route flush proto 99
 done
 for d in $(ip -o link | sed -n -e 's/^[0-9]*: \(cali[^:@]*\)[:@].*/\1/p' -e 's/^[0-9]*: \(vxlan[^:@]*calico\)[:@].*/\1/p'); do
@@ -106,7 +109,22 @@ func forgetRouterd(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 	kubectl(t, c, args...)
 	apply(t, c, "", "patch", "node", n.Name, "--subresource=status", "--type=strategic", "-p",
 		`{"status":{"conditions":[{"type":"NetworkUnavailable","status":"False","reason":"CalicoIsUp","message":"Calico is running on this node"}]}}`)
-	kubectl(t, c, "annotate", "ipamhandles", "--all", "routerd.io/node-")
+	var handles struct {
+		Items []struct {
+			Metadata struct {
+				Name        string
+				Annotations map[string]string
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(kubectl(t, c, "get", "ipamhandles", "-o", "json")), &handles); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range handles.Items {
+		if h.Metadata.Annotations[store.AnnotationHandleNode] == n.Name {
+			kubectl(t, c, "annotate", "ipamhandle", h.Metadata.Name, store.AnnotationHandleNode+"-")
+		}
+	}
 	if _, err := c.Kubectl(context.WithoutCancel(t.Context()), "", "delete", "ipamhandles", "routerd-reserve-"+n.Name); err != nil {
 		t.Fatal(err)
 	}
