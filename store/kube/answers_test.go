@@ -221,7 +221,7 @@ func TestDefinitionLacksField(t *testing.T) {
 	}
 	var log bytes.Buffer
 	st := s.open(t)
-	st.api.warned = newDropped(slog.New(slog.NewTextHandler(&log, nil))).note
+	st.warned = newDropped(slog.New(slog.NewTextHandler(&log, nil))).note
 	o := store.New(store.KindIPPool)
 	store.Meta(o).Name = "a"
 	key, err := store.KeyOf(o)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/store"
 )
 
 const (
@@ -23,6 +25,8 @@ const (
 	callTimeout = 30 * time.Second
 	// readTries is how often a read is tried that a server could not serve.
 	readTries = 3
+	// pageSize is how many objects one request of a list asks for.
+	pageSize = 500
 	// retryMin and retryMax bound the pause between tries where the server names
 	// none.
 	retryMin = 100 * time.Millisecond
@@ -38,7 +42,11 @@ type client struct {
 	http *http.Client
 	base string // before paths
 
-	warned func(r request, text string) // gets what a server says of a write beside the answer; may be nil
+	warned   func(r request, text string)    // gets what a server says of a write beside the answer; may be nil
+	describe func() (user, authority string) // of the credentials, for people; may be nil
+	native   bool                            // see Config.NativeOnly
+	log      *slog.Logger
+	ctx      context.Context // ends with [Store.Close]
 }
 
 // request is one of these.
@@ -125,9 +133,15 @@ func plainly(resp *http.Response, text []byte) string {
 	return resp.Status + ": " + line
 }
 
-// call makes a request and returns the answer. What was certainly not done, and
-// reads, are tried again.
+// call makes a request, unless the store is closed, and returns the answer. What was certainly not
+// done, and reads, are tried again.
 func (c *client) call(ctx context.Context, r request) ([]byte, error) {
+	if c.ctx.Err() != nil {
+		return nil, fmt.Errorf("%w: the store was closed", store.ErrUnavailable)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for try := 1; ; try++ {
@@ -174,4 +188,104 @@ func pauseAfter(err error, failures int) time.Duration {
 		limit = min(limit, retryMin<<failures)
 	}
 	return limit/2 + rand.N(limit/2)
+}
+
+// write makes a request that writes, or would.
+func (c *client) write(ctx context.Context, dry bool, r request) ([]byte, error) {
+	if dry {
+		// What the schema lacks would be dropped without a word.
+		r.query = url.Values{"dryRun": {"All"}, "fieldValidation": {"Strict"}}
+	}
+	return c.call(ctx, r)
+}
+
+// patchStatus patches the object at a path with its status.
+func (c *client) patchStatus(ctx context.Context, dry bool, path, contentType string, patch []byte) ([]byte, error) {
+	return c.write(ctx, dry, request{method: http.MethodPatch, path: path + "/status", contentType: contentType, body: patch})
+}
+
+// events makes one watch of a path, which the server is to keep for some time, and calls
+// take for each event but errors until the watch ends; an error of take ends it. It
+// calls opened when the server has begun. The error is nil where the server ended
+// the watch.
+func (c *client) events(ctx context.Context, path string, query url.Values, keep time.Duration, opened func(context.Context), take func(event) error) error {
+	query.Set("watch", "1")
+	query.Set("allowWatchBookmarks", "true")
+	query.Set("timeoutSeconds", strconv.Itoa(int(keep/time.Second)))
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	quiet := time.AfterFunc(silence, func() { cancel(errSilent) })
+	defer quiet.Stop()
+	resp, err := c.send(ctx, request{method: http.MethodGet, path: path, query: query})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	opened(ctx)
+	dec := json.NewDecoder(resp.Body)
+	for {
+		var e event
+		if err := dec.Decode(&e); err != nil {
+			switch cause := context.Cause(ctx); {
+			case cause != nil:
+				return cause
+			case errors.Is(err, io.EOF):
+				return nil
+			}
+			return err
+		}
+		quiet.Reset(silence)
+		if e.Type == "ERROR" {
+			return e.status(path)
+		}
+		if err := take(e); err != nil {
+			return err
+		}
+	}
+}
+
+// page is a part of a list of the API's.
+type page struct {
+	Metadata struct {
+		ResourceVersion string `json:"resourceVersion"`
+		Continue        string `json:"continue"`
+	} `json:"metadata"`
+	Items []json.RawMessage `json:"items"`
+}
+
+// pages reads a list page by page, as it is at one revision, which it returns, and calls take for each
+// page: with first those of before are to be forgotten. The error is the API's.
+func (c *client) pages(ctx context.Context, path string, query url.Values, take func(first bool, items []json.RawMessage)) (resourceVersion string, err error) {
+	query.Set("limit", strconv.Itoa(pageSize))
+	for {
+		raw, err := c.call(ctx, request{method: http.MethodGet, path: path, query: query})
+		if isCode(err, http.StatusGone) && query.Has("continue") {
+			query.Del("continue") // the revision of the first page is no more: begin at a later one
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		var p page
+		if err := json.Unmarshal(raw, &p); err != nil {
+			return "", fmt.Errorf("list of %s: %w", path, err)
+		}
+		take(!query.Has("continue"), p.Items)
+		if p.Metadata.Continue == "" {
+			return p.Metadata.ResourceVersion, nil
+		}
+		query.Set("continue", p.Metadata.Continue)
+	}
+}
+
+// readNode reads a Node.
+func (c *client) readNode(ctx context.Context, node string, into any) error {
+	raw, err := c.call(ctx, request{method: http.MethodGet, path: nodePath(node)})
+	if err != nil {
+		return fmt.Errorf("read Node %s: %w", node, c.explain(ctx, err))
+	}
+	if err := json.Unmarshal(raw, into); err != nil {
+		return fmt.Errorf("read Node %s: %w", node, err)
+	}
+	return nil
 }

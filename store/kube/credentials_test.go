@@ -254,7 +254,7 @@ func TestCredentialsRefused(t *testing.T) {
 		t.Errorf("asked %d times", n)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	s.clusterKnown = true // so that the watches are what is refused
+	s.identified = true // so that the watches are what is refused
 	ch := s.Watch(ctx, store.KindIPPool, store.KindTier)
 	<-ch // it says that there is an outage, after the log does
 	cancel()

@@ -15,7 +15,7 @@ import (
 // explain turns the error of a request into one of package store's vocabulary.
 // ctx is the call's. A call that its own caller gave up stays a plain
 // [context.Canceled].
-func (s *Store) explain(ctx context.Context, err error) error {
+func (c *client) explain(ctx context.Context, err error) error {
 	var st *statusError
 	switch {
 	case err == nil:
@@ -23,46 +23,46 @@ func (s *Store) explain(ctx context.Context, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return context.Cause(ctx)
 	case errors.As(err, &st):
-		return &backend.CallError{Kind: st.kind(), Message: fmt.Sprintf("%s: %s%s", s.api.base, st.message, s.cure(st)), Cause: err}
+		return &backend.CallError{Kind: st.kind(), Message: fmt.Sprintf("%s: %s%s", c.base, st.message, c.cure(st)), Cause: err}
 	case errors.Is(err, context.DeadlineExceeded):
-		return &backend.CallError{Kind: store.ErrUnavailable, Message: s.api.base + ": no answer in time", Cause: err}
+		return &backend.CallError{Kind: store.ErrUnavailable, Message: c.base + ": no answer in time", Cause: err}
 	}
-	return &backend.CallError{Kind: store.ErrUnavailable, Message: s.api.base + ": " + s.diagnose(err), Cause: err}
+	return &backend.CallError{Kind: store.ErrUnavailable, Message: c.base + ": " + c.diagnose(err), Cause: err}
 }
 
 // user says in words what shows who asks.
-func (s *Store) user() (user string) {
-	if s.describe != nil {
-		user, _ = s.describe()
+func (c *client) user() (user string) {
+	if c.describe != nil {
+		user, _ = c.describe()
 	}
 	return cmp.Or(user, "the token or certificate")
 }
 
 // authority says in words by what the server's certificate is judged.
-func (s *Store) authority() (authority string) {
-	if s.describe != nil {
-		_, authority = s.describe()
+func (c *client) authority() (authority string) {
+	if c.describe != nil {
+		_, authority = c.describe()
 	}
 	return cmp.Or(authority, "that of the system")
 }
 
 // manifest is where the daemon's rights are.
-func (s *Store) manifest() string {
-	if s.native {
+func (c *client) manifest() string {
+	if c.native {
 		return "configs/kubernetes/etcd/account.yaml"
 	}
 	return "configs/kubernetes/base/account.yaml"
 }
 
 // cure says what to do about an answer, where the server does not.
-func (s *Store) cure(e *statusError) string {
+func (c *client) cure(e *statusError) string {
 	switch {
 	case e.code == http.StatusUnauthorized:
-		return ": " + s.user() + " is refused: it may have expired, or be of another cluster. It is read again when it changes"
+		return ": " + c.user() + " is refused: it may have expired, or be of another cluster. It is read again when it changes"
 	case e.code == http.StatusForbidden && e.req.query.Has("fieldSelector") && strings.HasSuffix(e.req.path, "/secrets"):
-		return fmt.Sprintf(": no role of this user names it: the rights to list and watch one Secret are given by its name, in resourceNames (docs/guides/kubernetes.md, Passwords of BGP), or take the Secret that %s names", s.manifest())
+		return fmt.Sprintf(": no role of this user names it: the rights to list and watch one Secret are given by its name, in resourceNames (docs/guides/kubernetes.md, Passwords of BGP), or take the Secret that %s names", c.manifest())
 	case e.code == http.StatusForbidden:
-		return fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in %s: apply that", e.verb(), e.req.path, s.manifest())
+		return fmt.Sprintf(": the role of this user lacks the right to %s it (%s); the daemon's rights are in %s: apply that", e.verb(), e.req.path, c.manifest())
 	case e.tooLarge():
 		return fmt.Sprintf(": the object has %d bytes, and the API's etcd takes about 1.5 million: make several of it", len(e.req.body))
 	case strings.Contains(e.message, unknownField):
@@ -135,18 +135,18 @@ func isCode(err error, code int) bool {
 }
 
 // diagnose says what the failure of a connection means.
-func (s *Store) diagnose(err error) string {
+func (c *client) diagnose(err error) string {
 	text := err.Error()
-	for _, c := range []struct{ part, meaning string }{
+	for _, m := range []struct{ part, meaning string }{
 		{"connection refused", "connection refused: is the API server running there?"},
 		{"no such host", "the host name cannot be resolved"},
-		{"certificate signed by unknown authority", "the server's certificate is signed by an unknown authority: the one that counts is " + s.authority() + ". Set it to the one that signed the certificate"},
+		{"certificate signed by unknown authority", "the server's certificate is signed by an unknown authority: the one that counts is " + c.authority() + ". Set it to the one that signed the certificate"},
 		{"certificate has expired or is not yet valid", "the server's certificate has expired or is not yet valid: renew it, or mend this host's clock"},
 		{"x509: certificate is valid for", "the server's certificate is for other names: " + text},
 		{"i/o timeout", "no answer: the host is down or a firewall drops the packets"},
 	} {
-		if strings.Contains(text, c.part) {
-			return c.meaning
+		if strings.Contains(text, m.part) {
+			return m.meaning
 		}
 	}
 	return text

@@ -52,7 +52,9 @@ func (s *script) count() int {
 func (s *script) open(t *testing.T) *Store {
 	t.Helper()
 	st := &Store{
-		api: client{http: &http.Client{Transport: s}, base: "https://api"}, log: slog.New(slog.DiscardHandler), group: convert.V3, clusterKnown: true, asked: true,
+		cluster: &cluster{
+			client: &client{http: &http.Client{Transport: s}, base: "https://api", log: slog.New(slog.DiscardHandler)}, group: convert.V3, identified: true, asked: true,
+		},
 	}
 	st.ctx, st.cancel = context.WithCancel(t.Context())
 	t.Cleanup(func() {

@@ -2,9 +2,6 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"net/http"
 	"strings"
 )
 
@@ -20,10 +17,6 @@ const shutdownMessage = "node is shutting down"
 
 // Going asks the API whether a node is about to go.
 func (s *Store) Going(ctx context.Context, node string) (Going, error) {
-	raw, err := s.call(ctx, request{method: http.MethodGet, path: nodePath(node)})
-	if err != nil {
-		return Going{}, fmt.Errorf("read Node %s: %w", node, s.explain(ctx, err))
-	}
 	var n struct {
 		Spec struct {
 			Unschedulable bool `json:"unschedulable"`
@@ -32,8 +25,8 @@ func (s *Store) Going(ctx context.Context, node string) (Going, error) {
 			Conditions []networkCondition `json:"conditions"`
 		} `json:"status"`
 	}
-	if err := json.Unmarshal(raw, &n); err != nil {
-		return Going{}, fmt.Errorf("read Node %s: %w", node, err)
+	if err := s.readNode(ctx, node, &n); err != nil {
+		return Going{}, err
 	}
 	g := Going{Cordoned: n.Spec.Unschedulable}
 	for _, c := range n.Status.Conditions {

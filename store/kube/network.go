@@ -55,13 +55,9 @@ func (c *Names) Network() (Network, bool) {
 
 // Network reads what a Node says of its network; false: nothing.
 func (s *Store) Network(ctx context.Context, node string) (Network, bool, error) {
-	raw, err := s.call(ctx, request{method: http.MethodGet, path: nodePath(node)})
-	if err != nil {
-		return Network{}, false, fmt.Errorf("read Node %s: %w", node, s.explain(ctx, err))
-	}
 	var n named
-	if err := json.Unmarshal(raw, &n); err != nil {
-		return Network{}, false, fmt.Errorf("read Node %s: %w", node, err)
+	if err := s.readNode(ctx, node, &n); err != nil {
+		return Network{}, false, err
 	}
 	is, ok := n.network()
 	return is, ok, nil

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -17,7 +16,6 @@ import (
 	"github.com/routerd/routerd/control/async"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/internal/backend"
-	"github.com/routerd/routerd/store/kube/convert"
 )
 
 const (
@@ -260,46 +258,6 @@ func (r *reader) allowed() {
 	}
 }
 
-// events makes one watch of a path, which the server is to keep for some time, and calls
-// take for each event but errors until the watch ends; an error of take ends it. It
-// calls opened when the server has begun. The error is nil where the server ended
-// the watch.
-func (s *Store) events(ctx context.Context, path string, query url.Values, keep time.Duration, opened func(context.Context), take func(event) error) error {
-	query.Set("watch", "1")
-	query.Set("allowWatchBookmarks", "true")
-	query.Set("timeoutSeconds", strconv.Itoa(int(keep/time.Second)))
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	quiet := time.AfterFunc(silence, func() { cancel(errSilent) })
-	defer quiet.Stop()
-	resp, err := s.api.send(ctx, request{method: http.MethodGet, path: path, query: query})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	opened(ctx)
-	dec := json.NewDecoder(resp.Body)
-	for {
-		var e event
-		if err := dec.Decode(&e); err != nil {
-			switch cause := context.Cause(ctx); {
-			case cause != nil:
-				return cause
-			case errors.Is(err, io.EOF):
-				return nil
-			}
-			return err
-		}
-		quiet.Reset(silence)
-		if e.Type == "ERROR" {
-			return e.status(path)
-		}
-		if err := take(e); err != nil {
-			return err
-		}
-	}
-}
-
 // unchanged asks the server how far its datastore is, and reports whether that is no further
 // than the watch began: then there is nothing to be told, and no bookmark comes until
 // something is written. Where the datastore is further, the question makes the server find
@@ -307,16 +265,12 @@ func (s *Store) events(ctx context.Context, path string, query url.Values, keep 
 func (r *reader) unchanged(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, catchUp)
 	defer cancel()
-	raw, err := r.s.api.once(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"limit": {"1"}}})
+	raw, err := r.s.once(ctx, request{method: http.MethodGet, path: r.p.source.Resource.Path(""), query: url.Values{"limit": {"1"}}})
 	if err != nil {
 		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.String(), "error", err)
 		return false
 	}
-	var list struct {
-		Metadata struct {
-			ResourceVersion string `json:"resourceVersion"`
-		} `json:"metadata"`
-	}
+	var list page
 	if err := json.Unmarshal(raw, &list); err != nil {
 		r.s.log.Debug("the API server did not say how far it is", "resource", r.p.String(), "error", err)
 		return false
@@ -469,29 +423,18 @@ func (st *stream) caughtUp() {
 
 func (st *stream) object(e event) {
 	r := st.r
-	it, there := backend.Item{}, false
-	o, err := r.p.source.Read(e.Object)
-	switch {
-	case err == nil:
-		it = backend.Item{Key: o.Key, Stored: backend.Stored{Revision: o.Revision, Raw: o.Raw}}
-		there = !o.Marked && e.Type != "DELETED"
-	case errors.Is(err, convert.ErrNotOurs):
-	case o.Key.Name == "" || o.Revision == 0:
-		r.s.log.Warn("an object in the datastore cannot be read", "resource", r.p.String(), "error", err)
-	default:
-		it = backend.Item{Key: o.Key, Stored: backend.Stored{Revision: o.Revision, Raw: e.Object}, Err: err}
-		there = e.Type != "DELETED"
-	}
+	it, rev, there := r.s.item(r.p.source, e.Object)
+	there = there && e.Type != "DELETED"
 	if st.initial {
 		if there {
 			st.items = append(st.items, it)
 		}
 		return
 	}
-	r.at = max(r.at, o.Revision)
+	r.at = max(r.at, rev)
 	if it.Key.Kind == "" {
-		r.m.progress(r.p, o.Revision)
+		r.m.progress(r.p, rev)
 		return
 	}
-	r.m.change(r.p, o.Revision, it, !there)
+	r.m.change(r.p, rev, it, !there)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"strconv"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
 
@@ -24,22 +23,15 @@ func (s *Store) ServiceDetail(ctx context.Context, key store.Key) (store.Service
 	if err != nil {
 		return store.ServiceDetail{}, fmt.Errorf("read %s: %w", key, s.explain(ctx, err))
 	}
-	of := convert.EndpointSlices()
-	query := url.Values{"limit": {strconv.Itoa(pageSize)}, "labelSelector": {discoveryv1.LabelServiceName + "=" + key.Name}}
+	query := url.Values{"labelSelector": {discoveryv1.LabelServiceName + "=" + key.Name}}
 	var slices []json.RawMessage
-	for {
-		raw, err := s.call(ctx, request{method: http.MethodGet, path: of.Path(key.Namespace), query: query})
-		if err != nil {
-			return store.ServiceDetail{}, fmt.Errorf("read the endpoints of %s: %w", key, s.explain(ctx, err))
+	if _, err := s.pages(ctx, convert.EndpointSlices().Path(key.Namespace), query, func(first bool, items []json.RawMessage) {
+		if first {
+			slices = nil
 		}
-		var l page
-		if err := json.Unmarshal(raw, &l); err != nil {
-			return store.ServiceDetail{}, fmt.Errorf("read the endpoints of %s: %w", key, err)
-		}
-		if slices = append(slices, l.Items...); l.Metadata.Continue == "" {
-			break
-		}
-		query.Set("continue", l.Metadata.Continue)
+		slices = append(slices, items...)
+	}); err != nil {
+		return store.ServiceDetail{}, fmt.Errorf("read the endpoints of %s: %w", key, s.explain(ctx, err))
 	}
 	out, err := convert.ServiceDetail(raw, slices)
 	if err != nil {

@@ -2,12 +2,9 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
-	"strconv"
 
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/internal/backend"
@@ -29,20 +26,6 @@ type step struct {
 	place place
 	none  bool // the datastore has no place for it
 	dry   bool // nothing is to be written
-}
-
-// write makes a request that writes, or would.
-func (s *Store) write(ctx context.Context, dry bool, r request) ([]byte, error) {
-	if dry {
-		// What the schema lacks would be dropped without a word.
-		r.query = url.Values{"dryRun": {"All"}, "fieldValidation": {"Strict"}}
-	}
-	return s.call(ctx, r)
-}
-
-// patchStatus patches the object at a path with its status.
-func (s *Store) patchStatus(ctx context.Context, dry bool, path, contentType string, patch []byte) ([]byte, error) {
-	return s.write(ctx, dry, request{method: http.MethodPatch, path: path + "/status", contentType: contentType, body: patch})
 }
 
 // decoded returns what a step is to write.
@@ -385,27 +368,4 @@ func (s *Store) remove(ctx context.Context, p *place, rev store.Revision, always
 		return nil // likewise, and the name is used again
 	}
 	return condition(err, rev)
-}
-
-// destroy deletes an object on condition of a revision and a uid, as far as
-// these are given. The error is the API's.
-func (s *Store) destroy(ctx context.Context, p place, rev store.Revision, uid string) error {
-	type preconditions struct {
-		ResourceVersion string `json:"resourceVersion,omitempty"`
-		UID             string `json:"uid,omitempty"`
-	}
-	opts := struct {
-		Kind          string         `json:"kind"`
-		APIVersion    string         `json:"apiVersion"`
-		Preconditions *preconditions `json:"preconditions,omitempty"`
-	}{Kind: "DeleteOptions", APIVersion: "v1"}
-	if rev != 0 {
-		opts.Preconditions = &preconditions{strconv.FormatInt(int64(rev), 10), uid}
-	}
-	body, err := json.Marshal(opts)
-	if err != nil {
-		return err
-	}
-	_, err = s.call(ctx, request{method: http.MethodDelete, path: p.path(), contentType: jsonType, body: body})
-	return err
 }

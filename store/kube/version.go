@@ -17,7 +17,7 @@ const oldest = 30
 
 // checkVersion says once that the API is too old, if it is. Its resources are read all the
 // same: what an older API does not know is asked for in another way.
-func (s *Store) checkVersion(ctx context.Context) {
+func (s *cluster) checkVersion(ctx context.Context) {
 	s.groupMu.Lock()
 	defer s.groupMu.Unlock()
 	if s.asked {

@@ -2,13 +2,11 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/routerd/routerd/store"
@@ -98,7 +96,7 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 	for failures := 0; ; failures++ {
 		g, err := s.groupOf(ctx)
 		if err == nil {
-			m.cluster, err = s.clusterOf(ctx)
+			m.cluster, err = s.identify(ctx)
 		}
 		if err == nil {
 			kinds = slices.Compact(slices.Sorted(slices.Values(kinds)))
@@ -134,29 +132,6 @@ func (s *Store) follow(ctx context.Context, feed *backend.Feed, from store.Known
 
 // clusterPlace is where the places of a watch say of which cluster they are.
 const clusterPlace = "cluster"
-
-// clusterOf returns a number that tells one cluster from another: what was known of
-// the other is of no use.
-func (s *Store) clusterOf(ctx context.Context) (store.Revision, error) {
-	s.groupMu.Lock()
-	defer s.groupMu.Unlock()
-	if s.clusterKnown {
-		return s.cluster, nil
-	}
-	raw, err := s.call(ctx, request{method: http.MethodGet, path: "/api/v1/namespaces/kube-system"})
-	if isCode(err, http.StatusNotFound) || isCode(err, http.StatusForbidden) {
-		return 0, nil // then nothing is gone on with
-	}
-	if err != nil {
-		return 0, s.explain(ctx, err)
-	}
-	var n named
-	if err := json.Unmarshal(raw, &n); err != nil {
-		return 0, fmt.Errorf("%w: namespace kube-system: %w", store.ErrUnavailable, err)
-	}
-	s.cluster, s.clusterKnown = lifeOf(n.Metadata.UID), true
-	return s.cluster, nil
-}
 
 // part is what a merger knows of one source.
 type part struct {
@@ -265,7 +240,7 @@ func (m *merger) finish() {
 		p.synced = p.synced || p.items != nil // of one that is denied what was known holds
 		p.items = nil
 	}
-	slices.SortFunc(all, func(a, b backend.Item) int { return compare(a.Key.Path(), b.Key.Path()) })
+	slices.SortFunc(all, func(a, b backend.Item) int { return strings.Compare(a.Key.Path(), b.Key.Path()) })
 	m.complete, m.told = true, false
 	// A batch of the state without its places would have a daemon that ends before the next
 	// one read all anew.
@@ -387,16 +362,6 @@ func (m *merger) withhold() {
 		kinds[p.source.Kind] = store.Withheld{Err: p.denied, Known: known}
 	}
 	m.feed.Withhold(kinds)
-}
-
-func compare(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }
 
 // change tells that an object of a source was written, or is gone.

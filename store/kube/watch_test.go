@@ -417,7 +417,7 @@ func TestResumes(t *testing.T) {
 						line("MODIFIED", pool("b", 9, `"10.1.0.0/16"`)), line("DELETED", pool("c", 10, `"10.0.0.0/16"`)), line("ADDED", pool("d", 10, `"10.2.0.0/16"`)), bookmark(10, false))
 				}
 				st := s.open(t)
-				st.cluster = 42
+				st.id = 42
 				ctx, cancel := context.WithCancel(t.Context())
 				ch := st.WatchFrom(ctx, known(tt.cluster), store.KindIPPool)
 				later(time.Second)
@@ -479,7 +479,7 @@ func TestResumesWithoutProgress(t *testing.T) {
 					return resp
 				}
 				st := s.open(t)
-				st.cluster = 42
+				st.id = 42
 				ctx, cancel := context.WithCancel(t.Context())
 				t.Cleanup(cancel)
 				ch := first(st, ctx)
@@ -569,7 +569,7 @@ func TestOneRightIsMissing(t *testing.T) {
 					return s.stream(req, false, bookmark(9, false))
 				}
 				st := s.open(t)
-				st.cluster = 42
+				st.id = 42
 				ctx, cancel := context.WithCancel(t.Context())
 				ch := st.WatchFrom(ctx, tt.from, store.KindIPPool, store.KindTier)
 				// all returns what is told of, in one.

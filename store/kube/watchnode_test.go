@@ -148,7 +148,7 @@ func (s *manyPods) watches() string {
 func (s *manyPods) follow(t *testing.T, others *store.Demand, from store.Known) (*Store, func() (string, store.Batch)) {
 	t.Helper()
 	st := s.script.open(t)
-	st.cluster = 42
+	st.id = 42
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	ch := st.WatchNode(ctx, "me", others, from, store.KindWorkloadEndpoint)
