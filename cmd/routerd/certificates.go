@@ -12,10 +12,10 @@ import (
 // newCertificates makes what looks after the certificates of the datastore: of the one
 // that this host serves, and of this host as a client. Which of them counts changes when
 // it becomes a member, or leaves.
-func (d *router) newCertificates(s *etcd.Store, c etcd.Config) {
+func newCertificates(d daemon, p *parts, ds *datastore, c etcd.Config) (certs *renewal.Certificates) {
 	client := renewal.Files{Expires: c.Expiry, CA: c.CAFile}
 	now := func() renewal.Files {
-		server := d.member.Server()
+		server := ds.member.Server()
 		if server == nil || !server.Listen().IsValid() {
 			return client
 		}
@@ -27,22 +27,21 @@ func (d *router) newCertificates(s *etcd.Store, c etcd.Config) {
 			return etcd.Config{CAFile: ca, CertFile: cert}.Expiry()
 		}}
 	}
-	log := d.log.With("component", "certificates")
+	log := d.of("certificates")
 	var failed func() error
-	if d.cfg.Datastore.CertFile != "" {
-		d.renewer = renewal.NewRenewer(renewal.Config{
-			Records: s.Renewals(), Credentials: c, Ours: embedded.Issued, Replaced: func() { d.certs.Reread() }, Log: log, // it is made next
+	if d.Datastore.CertFile != "" {
+		renewer := renewal.NewRenewer(renewal.Config{
+			Records: ds.etcd.Renewals(), Credentials: c, Ours: embedded.Issued, Replaced: func() { certs.Reread() }, Log: log, // it is made next
 		})
-		failed = d.renewer.Err
+		failed = renewer.Err
+		p.runs("certificate", renewer.Run)
 	}
-	d.certs = renewal.NewCertificates(now, failed)
-	d.renewals = s.Renewals()
-}
-
-// signCertificates answers who asks for another certificate, while this host is a member
-// of the datastore that serves others. Of several members one is first.
-func (d *router) signCertificates(ctx context.Context) error {
-	return d.member.WhileServing(ctx, func(ctx context.Context, server *embedded.Server) error {
-		return renewal.NewSigner(d.renewals, server, d.log.With("component", "certificates"), time.Now).Run(ctx)
+	// Who asks for another certificate is answered while this host is a member that serves others. Of several members one is first.
+	p.runs("certificates of others", func(ctx context.Context) error {
+		return ds.member.WhileServing(ctx, func(ctx context.Context, server *embedded.Server) error {
+			return renewal.NewSigner(ds.etcd.Renewals(), server, log, time.Now).Run(ctx)
+		})
 	})
+	certs = renewal.NewCertificates(now, failed)
+	return certs
 }

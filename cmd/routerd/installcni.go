@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,6 +17,17 @@ func conflistOptions(c config.Config) cni.ConflistOptions {
 	return cni.ConflistOptions{
 		Name: c.CNI.NetworkName, Version: c.CNI.Version, Socket: c.CNISocket(), MTU: c.CNI.MTU, NoIPv4: !c.CNI.AssignIPv4, IPv6: c.CNI.AssignIPv6,
 	}
+}
+
+// installOptions are what is installed of the plugin, which stands beside this program, and where.
+func installOptions(c config.Config) (cni.InstallOptions, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return cni.InstallOptions{}, fmt.Errorf("find the plugin's binary: %w", err)
+	}
+	return cni.InstallOptions{
+		Binary: filepath.Join(filepath.Dir(self), "routerd-cni"), BinDir: c.CNI.BinDir, ConfDir: c.CNI.ConfDir, Conflist: conflistOptions(c),
+	}, nil
 }
 
 func newInstallCNICommand() *cobra.Command {
@@ -43,16 +55,12 @@ same program is installed as that too.`,
 			if confDir != "" {
 				c.CNI.ConfDir = confDir
 			}
-			if source == "" {
-				self, err := os.Executable()
-				if err != nil {
-					return fmt.Errorf("find the plugin's binary: %w; name it with --plugin", err)
-				}
-				source = filepath.Join(filepath.Dir(self), "routerd-cni")
+			of, err := installOptions(c)
+			if err != nil {
+				return err
 			}
-			changed, err := cni.Install(cni.InstallOptions{
-				Binary: source, BinDir: c.CNI.BinDir, ConfDir: c.CNI.ConfDir, Conflist: conflistOptions(c),
-			})
+			of.Binary = cmp.Or(source, of.Binary)
+			changed, err := cni.Install(of)
 			for _, path := range changed {
 				fmt.Fprintln(cmd.OutOrStdout(), "installed", path)
 			}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -68,7 +67,7 @@ is good.`,
 			}
 			return enrol.Run(cmd.Context(), enrol.Config{
 				Out: cmd.OutOrStdout(), Host: c, File: cmp.Or(file, config.DefaultFile), Token: t, Force: force,
-				Identity: filepath.Join(c.StateDir, incarnationFile), Start: !noStart, Wait: wait, Systemd: sd, Health: askHealth,
+				Identity: incarnationFile(c), Start: !noStart, Wait: wait, Systemd: sd, Health: askHealth,
 			})
 		},
 	}

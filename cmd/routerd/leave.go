@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/routerd/routerd/control/async"
+	"github.com/routerd/routerd/control/bgp"
+	"github.com/routerd/routerd/control/node"
 	"github.com/routerd/routerd/control/systemd"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/kube"
@@ -22,45 +25,55 @@ const (
 	stopMargin = 15 * time.Second
 )
 
+// leaver has the host leave when the daemon is stopped for good.
+type leaver struct {
+	daemon
+	bgp       *bgp.Controller // nil: not enabled
+	agent     *node.Agent
+	api       *kube.Store            // nil: this host does not know it
+	delivered func() (uint64, error) // packets to workloads
+	leaving   *atomic.Bool           // set when no more workloads are to come
+}
+
 // leave does what `routerctl node drain --wait` does, when the daemon is stopped for good, and returns when it may end. A
 // restart changes nothing: graceful restart has peers keep this host's routes.
-func (d *router) leave(ctx context.Context) {
-	limit := d.cfg.BGP.DrainOnStop
-	if d.bgp == nil || limit == 0 || !d.bgp.Attracts() {
+func (l leaver) leave(ctx context.Context) {
+	limit := l.BGP.DrainOnStop
+	if l.bgp == nil || limit == 0 || !l.bgp.Attracts() {
 		return
 	}
-	why, err := d.whyStopped(ctx)
+	why, err := l.whyStopped(ctx)
 	if err != nil {
-		d.log.Warn("it is not known whether the daemon is stopped for good, so peers are not notified", "error", err)
+		l.log.Warn("it is not known whether the daemon is stopped for good, so peers are not notified", "error", err)
 		return
 	}
 	if why == systemd.Restart {
 		return
 	}
-	systemd.Stopping(d.log, limit+stopMargin)
-	d.leaving.Store(true)
-	if d.node.Status().Drain != store.DrainWithdrawn {
-		d.log.Info("stopped for good: peers are asked to prefer other ways", "at_most", limit)
-		d.bgp.Leave()
-		if !becomesQuiet(ctx, d.operator.Delivered, limit) && why != systemd.Shutdown {
-			d.log.Warn("workloads are still sent packets, so nothing is withdrawn: peers keep the routes for their restart time, as over a restart", "waited", limit)
+	systemd.Stopping(l.log, limit+stopMargin)
+	l.leaving.Store(true)
+	if l.agent.Status().Drain != store.DrainWithdrawn {
+		l.log.Info("stopped for good: peers are asked to prefer other ways", "at_most", limit)
+		l.bgp.Leave()
+		if !becomesQuiet(ctx, l.delivered, limit) && why != systemd.Shutdown {
+			l.log.Warn("workloads are still sent packets, so nothing is withdrawn: peers keep the routes for their restart time, as over a restart", "waited", limit)
 			return
 		}
 	}
-	d.bgp.Withdraw()
+	l.bgp.Withdraw()
 }
 
 // whyStopped returns what the daemon's end is part of. With an error it is a restart.
-func (d *router) whyStopped(ctx context.Context) (systemd.Ending, error) {
+func (l leaver) whyStopped(ctx context.Context) (systemd.Ending, error) {
 	if unit := os.Getenv(unitVariable); unit != "" {
 		return systemd.WhyStopped(ctx, unit)
 	}
-	if d.api == nil {
+	if l.api == nil {
 		return systemd.Restart, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, systemd.AskLimit)
 	defer cancel()
-	g, err := d.api.Going(ctx, d.name)
+	g, err := l.api.Going(ctx, l.name)
 	return endingOf(g), err
 }
 

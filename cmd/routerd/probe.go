@@ -16,15 +16,16 @@ import (
 // reachState is where earlier versions kept what was measured of the underlay.
 func reachState(runDir string) string { return filepath.Join(runDir, "reach.json") }
 
-// newProbe makes the prober. What the previous run measured is published to the
-// core at once, before it decides anything.
-func (d *router) newProbe(ctx context.Context) error {
-	log := d.log.With("component", "probe")
-	under := probe.UnderlayConfig{Enabled: d.cfg.Reach.Enabled, Interval: d.cfg.Reach.Interval, Addresses: tunnelAddresses(d.cfg.TunnelAddress), Sources: d.policy.Sources()}
+// newProber makes the prober, with what the configuration and the kernel have for it. What the
+// previous run measured is published to the core at once, before it decides anything.
+func newProber(ctx context.Context, d daemon, pc probe.Config) (*probe.Prober, error) {
+	log := d.of("probe")
+	under := &pc.Underlay
+	under.Enabled, under.Interval, under.Addresses = d.Reach.Enabled, d.Reach.Interval, tunnelAddresses(d.TunnelAddress)
 	if under.Enabled {
 		asker, err := neighbour.Open()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		under.Neighbours = asker
 		if ports, err := sourceport.Open(log); err != nil {
@@ -33,17 +34,14 @@ func (d *router) newProbe(ctx context.Context) error {
 			under.SourcePorts = ports
 		}
 	}
-	rules, err := rule.Open(uint8(d.cfg.Dataplane.RouteProtocol))
+	rules, err := rule.Open(uint8(d.Dataplane.RouteProtocol))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	d.probe = probe.New(probe.Config{
-		Node: d.name, Store: d.db, Core: d.core, Log: log,
-		File: filepath.Join(d.cfg.StateDir, "probes.json"), Former: reachState(d.cfg.RunDir),
-		Underlay: under,
-		Tunnel:   probe.TunnelConfig{Enabled: d.cfg.Probe.Enabled, Sink: d.kernel, Rules: rules, Port: uint16(d.cfg.Probe.Port)},
-	})
-	return d.probe.Restore(ctx)
+	pc.Node, pc.Log, pc.File, pc.Former = d.name, log, filepath.Join(d.StateDir, "probes.json"), reachState(d.RunDir)
+	pc.Tunnel.Enabled, pc.Tunnel.Rules, pc.Tunnel.Port = d.Probe.Enabled, rules, uint16(d.Probe.Port)
+	prober := probe.New(pc)
+	return prober, prober.Restore(ctx)
 }
 
 // tunnelAddresses reads the configuration's key; nil: auto.

@@ -18,19 +18,19 @@ import (
 )
 
 // newPage makes the page for a browser.
-func (d *router) newPage() (*ui.Page, error) {
-	sessions := pageSessions{d.bgp}
+func newPage(s services) (*ui.Page, error) {
+	sessions := pageSessions{s.bgp}
 	return ui.NewPage(ui.PageConfig{
 		Config: ui.Config{
-			Node: d.name, Operator: rpc.NewOperatorServer(d.operator), Events: rpc.NewEventsServer(d.said),
+			Node: s.name, Operator: rpc.NewOperatorServer(s.op), Events: rpc.NewEventsServer(s.said),
 			Examine: func(ctx context.Context) (*apiv1.ExamineResponse, error) {
-				return d.operator.Examine(ctx, &apiv1.ExamineRequest{Hosts: true})
+				return s.op.Examine(ctx, &apiv1.ExamineRequest{Hosts: true})
 			},
-			Trace: d.operator.Trace, Hosts: d.operator.Hosts, Wanted: sessions.wanted, Sessions: sessions.states,
+			Trace: s.op.Trace, Hosts: s.op.Hosts, Wanted: sessions.wanted, Sessions: sessions.states,
 			Counters: netdev.Read,
-			Now:      time.Now, Log: d.log.With("component", "ui"),
+			Now:      time.Now, Log: s.of("ui"),
 		},
-		Where: d.cfg.UI.Listen, Listen: func(ctx context.Context) (net.Listener, error) { return listenPage(ctx, d.cfg.UI) }, Said: d.said, Store: d.store, Hosts: d.hosts,
+		Where: s.UI.Listen, Listen: func(ctx context.Context) (net.Listener, error) { return listenPage(ctx, s.UI) }, Said: s.said, Store: s.ds.store, Hosts: s.ds.hosts,
 	})
 }
 

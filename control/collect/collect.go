@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
+
 	"github.com/routerd/routerd/control/ipam"
 	"github.com/routerd/routerd/store"
 )
@@ -84,6 +86,20 @@ func New(cfg Config) *Collector {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Collector{cfg: cfg, period: cfg.Grace, changed: make(chan struct{}), host: newSuspects(), borrowed: newSuspects(), cluster: newSuspects()}
+}
+
+// GraceOf returns how long an address must have leaked before it is freed, by the host's own setting, which counts unless it is the
+// default, and by the KubeControllersConfiguration; nil: there is none.
+func GraceOf(own time.Duration, k *v3.KubeControllersConfiguration) time.Duration {
+	if own != DefaultGrace || k == nil || k.Spec.Controllers.Node == nil || k.Spec.Controllers.Node.LeakGracePeriod == nil {
+		return own
+	}
+	grace := k.Spec.Controllers.Node.LeakGracePeriod.Duration
+	if grace <= 0 {
+		return 0
+	}
+	// A container that is being made has its address before anything else tells of it.
+	return max(grace, time.Minute)
 }
 
 // SetGrace changes how long a leak must have been one; 0: none is looked for.

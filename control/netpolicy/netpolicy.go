@@ -288,6 +288,22 @@ func condition(s enforce.Status, unrepaired, unsaved error) error {
 	return nil
 }
 
+// Problems says why objects of policy are not carried out as they stand; false: not all are known.
+func (p *Policy) Problems() (map[store.Key]string, bool) {
+	if p.Enforcer == nil {
+		return nil, false
+	}
+	s := p.Enforcer.Status()
+	problems := make(map[store.Key]string, len(s.Problems))
+	for _, is := range s.Problems {
+		if before, twice := problems[is.Key]; twice {
+			is.Reason = before + "; " + is.Reason
+		}
+		problems[is.Key] = is.Reason
+	}
+	return problems, s.InForce && !s.FromDisk
+}
+
 // Close lets go of the sockets; the rules stay in force.
 func (p *Policy) Close() error {
 	if p == nil {

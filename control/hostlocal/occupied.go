@@ -1,4 +1,4 @@
-package main
+package hostlocal
 
 import (
 	"context"
@@ -6,34 +6,40 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
-
-	"github.com/routerd/routerd/control/hostlocal"
 )
 
-// occupied tells IPAM what the plugin host-local gave pods of another network on this
+// IPAM is told which addresses are not to be given, as *[ipam.Allocator] is.
+type IPAM interface {
+	SetOccupied(by string, addrs []netip.Prefix)
+}
+
+// Occupied tells IPAM what the plugin host-local gave pods of another network on this
 // host, flannel's say.
-type occupied struct {
-	store hostlocal.Store
-	ipam  interface {
-		SetOccupied(by string, addrs []netip.Prefix)
-	}
-	log *slog.Logger
+type Occupied struct {
+	store Store
+	ipam  IPAM
+	log   *slog.Logger
 
 	mu     sync.Mutex
 	failed error // of the last look
 	known  int
 }
 
-// read tells what there is now. Where that cannot be read, what was known stays. One call
+// NewOccupied returns what tells IPAM by what is in a store.
+func NewOccupied(s Store, to IPAM, log *slog.Logger) *Occupied {
+	return &Occupied{store: s, ipam: to, log: log}
+}
+
+// Read tells what there is now. Where that cannot be read, what was known stays. One call
 // has to end before the next.
-func (o *occupied) read() {
+func (o *Occupied) Read() {
 	addrs, err := o.store.Addresses()
 	if err == nil {
 		list := make([]netip.Prefix, len(addrs))
 		for i, a := range addrs {
 			list[i] = netip.PrefixFrom(a, a.BitLen())
 		}
-		o.ipam.SetOccupied("host-local", list) // without the lock, which err takes while IPAM holds its own
+		o.ipam.SetOccupied("host-local", list) // without the lock, which Err takes while IPAM holds its own
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -54,14 +60,14 @@ func (o *occupied) read() {
 	o.known = len(addrs)
 }
 
-// run follows what changes, until ctx ends.
-func (o *occupied) run(ctx context.Context) error {
-	o.store.Follow(ctx, o.read)
+// Run follows what changes, until ctx ends.
+func (o *Occupied) Run(ctx context.Context) error {
+	o.store.Follow(ctx, o.Read)
 	return nil
 }
 
-// err says why no addresses may be given.
-func (o *occupied) err() error {
+// Err says why no addresses may be given.
+func (o *Occupied) Err() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.failed == nil {

@@ -1,4 +1,4 @@
-package main
+package collect
 
 import (
 	"testing"
@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestLeakGrace: the host's own setting goes before the cluster's, which goes before the default.
-func TestLeakGrace(t *testing.T) {
+// TestGraceOf: the host's own setting goes before the cluster's, which goes before the default.
+func TestGraceOf(t *testing.T) {
 	t.Parallel()
 	const def = 15 * time.Minute
 	says := func(grace time.Duration) *v3.KubeControllersConfiguration {
@@ -31,7 +31,7 @@ func TestLeakGrace(t *testing.T) {
 		"no controllers":        {def, v3.NewKubeControllersConfiguration(), def},
 		"a controller, no time": {def, &v3.KubeControllersConfiguration{Spec: v3.KubeControllersConfigurationSpec{Controllers: v3.ControllersConfig{Node: &v3.NodeControllerConfig{}}}}, def},
 	} {
-		if got := leakGrace(c.own, c.k); got != c.want {
+		if got := GraceOf(c.own, c.k); got != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package hostlocal
 
 import (
 	"log/slog"
@@ -9,18 +9,16 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/routerd/routerd/control/hostlocal"
 )
 
 // asking is IPAM, which asks under its own lock whether addresses may be given.
 type asking struct {
-	o    *occupied
+	o    *Occupied
 	told [][]netip.Prefix
 }
 
 func (a *asking) SetOccupied(_ string, addrs []netip.Prefix) {
-	_ = a.o.err()
+	_ = a.o.Err()
 	a.told = append(a.told, addrs)
 }
 
@@ -29,7 +27,7 @@ func (a *asking) SetOccupied(_ string, addrs []netip.Prefix) {
 func TestOccupied(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	o := &occupied{store: hostlocal.Store(dir), log: slog.New(slog.DiscardHandler)}
+	o := NewOccupied(Store(dir), nil, slog.New(slog.DiscardHandler))
 	i := &asking{o: o}
 	o.ipam = i
 	file := filepath.Join(dir, "cbr0", "10.244.1.2")
@@ -42,7 +40,7 @@ func TestOccupied(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		o.read()
+		o.Read()
 	}()
 	select {
 	case <-done:
@@ -52,13 +50,13 @@ func TestOccupied(t *testing.T) {
 	if diff := cmp.Diff([][]netip.Prefix{{netip.MustParsePrefix("10.244.1.2/32")}}, i.told, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 		t.Errorf("told (-want +got):\n%s", diff)
 	}
-	if err := o.err(); err != nil {
+	if err := o.Err(); err != nil {
 		t.Error(err)
 	}
 
-	o.store = hostlocal.Store(file) // no directory
-	o.read()
-	if err := o.err(); err == nil || len(i.told) != 1 {
+	o.store = Store(file) // no directory
+	o.Read()
+	if err := o.Err(); err == nil || len(i.told) != 1 {
 		t.Errorf("what cannot be read: %v, told %v", err, i.told)
 	}
 }
