@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,16 +14,24 @@ import (
 	"github.com/routerd/routerd/integration/kube/cluster"
 )
 
-// hostConfig is /etc/routerd/routerd.yaml of a node on which routerd is a service, as
-// docs/guides/kubernetes.md has it.
-const hostConfig = `
+// hostConfig is /etc/routerd/routerd.yaml of a node on which routerd is a service, as docs/guides/kubernetes.md
+// has it, and hostEtcd what is said there besides where the datastore is an etcd.
+const (
+	hostConfig = `
 nodeName: %s
 datastore:
-  kind: kubernetes
+  kind: %s
   kubernetes: {kubeconfig: /etc/routerd/kubeconfig}
-address: {ipv4: kubernetes-internal-ip, ipv6: kubernetes-internal-ip}
+%saddress: {ipv4: kubernetes-internal-ip, ipv6: kubernetes-internal-ip}
 bgp: {drainOnStop: 0s}
 `
+	hostEtcd = `  endpoints: [%q]
+  caFile: /etc/routerd/ca.crt
+  certFile: /etc/routerd/tls.crt
+  keyFile: /etc/routerd/tls.key
+kubernetes: {enabled: true}
+`
+)
 
 // hostService is routerd as a service of a node.
 type hostService struct {
@@ -37,8 +46,18 @@ func (s *hostService) install() {
 	s.t.Helper()
 	token := kubectl(s.t, s.c, "-n", "kube-system", "create", "token", "routerd", "--bound-object-kind=Node", "--bound-object-name="+s.n.Name)
 	files := map[string]string{
-		"routerd.yaml": fmt.Sprintf(hostConfig, s.n.Name),
+		"routerd.yaml": fmt.Sprintf(hostConfig, s.n.Name, "kubernetes", ""),
 		"kubeconfig":   s.c.KubeconfigText("", strings.TrimSpace(token)),
+	}
+	if world.Config.Datastore == cluster.Etcd {
+		files["routerd.yaml"] = fmt.Sprintf(hostConfig, s.n.Name, "etcd", fmt.Sprintf(hostEtcd, s.c.EtcdURL()))
+		for name, file := range s.c.EtcdFiles() {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			files[name] = string(text)
+		}
 	}
 	// systemd makes the directories, and gives them to root alone.
 	s.on("rm", "-rf", "/etc/routerd", "/run/routerd", "/var/lib/routerd")

@@ -42,7 +42,7 @@ type edit struct{ from, to string }
 // edits are those of routerd's configuration that this cluster wants.
 func (c *Cluster) edits() (list []edit) {
 	if c.conf.Datastore == Etcd {
-		list = append(list, edit{"https://etcd.example:2379", "https://" + c.etcd.Listen().String()})
+		list = append(list, edit{"https://etcd.example:2379", c.EtcdURL()})
 	}
 	if c.conf.Datastore == PodCIDR {
 		list = append(list, edit{"cidr: 10.244.0.0/16", "cidr: " + familyOf(dataplane.IPv4).pods})
@@ -87,6 +87,15 @@ func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 	return err
 }
 
+// EtcdURL is where the etcd is that Calico's resources are in.
+func (c *Cluster) EtcdURL() string { return "https://" + c.etcd.Listen().String() }
+
+// EtcdFiles are what a client of that etcd wants, by the names that the Secret routerd-etcd has.
+func (c *Cluster) EtcdFiles() map[string]string {
+	ca, cert, key := embedded.ClientFiles(c.etcd.PKIDir())
+	return map[string]string{"ca.crt": ca, "tls.crt": cert, "tls.key": key}
+}
+
 // install applies routerd's manifests as a user does, with what has to be there before.
 func (c *Cluster) install(ctx context.Context) error {
 	dir, err := c.conf.Datastore.manifests()
@@ -106,9 +115,11 @@ func (c *Cluster) install(ctx context.Context) error {
 		}
 	}
 	if c.conf.Datastore == Etcd {
-		ca, cert, key := embedded.ClientFiles(c.etcd.PKIDir())
-		if _, err := c.Kubectl(ctx, "", "-n", "kube-system", "create", "secret", "generic", "routerd-etcd",
-			"--from-file=ca.crt="+ca, "--from-file=tls.crt="+cert, "--from-file=tls.key="+key); err != nil {
+		args := []string{"-n", "kube-system", "create", "secret", "generic", "routerd-etcd"}
+		for name, file := range c.EtcdFiles() {
+			args = append(args, "--from-file="+name+"="+file)
+		}
+		if _, err := c.Kubectl(ctx, "", args...); err != nil {
 			return err
 		}
 	}
@@ -136,8 +147,8 @@ func (c *Cluster) Routerctl(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(c.conf.Bin, "routerctl"), args...)
 	cmd.Env = []string{"HOME=" + c.dir, "PATH=" + os.Getenv("PATH")}
 	if c.conf.Datastore == Etcd {
-		ca, cert, key := embedded.ClientFiles(c.etcd.PKIDir())
-		cmd.Env = append(cmd.Env, "ETCD_ENDPOINTS=https://"+c.etcd.Listen().String(), "ETCD_CA_CERT_FILE="+ca, "ETCD_CERT_FILE="+cert, "ETCD_KEY_FILE="+key)
+		files := c.EtcdFiles()
+		cmd.Env = append(cmd.Env, "ETCD_ENDPOINTS="+c.EtcdURL(), "ETCD_CA_CERT_FILE="+files["ca.crt"], "ETCD_CERT_FILE="+files["tls.crt"], "ETCD_KEY_FILE="+files["tls.key"])
 	} else {
 		cmd.Env = append(cmd.Env, "DATASTORE_TYPE=kubernetes", "KUBECONFIG="+c.config)
 	}
