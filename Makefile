@@ -49,6 +49,8 @@ RACELESSPKG := ./control/vrouter ./cmd/routerctl
 RACELESS := ^(TestLiveChange(WithFaults|Dark)?|TestScripts)$$
 # What reads the repository's own files and programs it starts, six times as long with the detector.
 TEXTPKG := ./integration/repo
+# What of integration/kube/cluster is about the daemons' rights, for clusters whose datastore is another.
+KUBERIGHTS := ^(TestDaemonSet|TestStolenToken|TestRightsOfGroup)$$
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
 FUZZTIME ?= 10s
 SOAKTIME ?= 10m
@@ -249,6 +251,7 @@ kubernetes: kube-tools kube-runtime kube-crio kube-oracle build ## Conformance a
 	@.ci/deps kubernetes
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 20m ./integration/kube
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 20m -v ./integration/kube/cluster ./integration/kube/credentials ./integration/kube/runtimes
+	for d in v1 etcd; do KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 10m -v -run '$(KUBERIGHTS)' ./integration/kube/cluster -datastore=$$d -nodes=2 || exit 1; done
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/runtimes -runtime=crio
 	$(GO) test -count=1 -timeout 15m -v ./control/policy -run '^TestKubernetesPolicies$$' -rapid.checks=2000 -cyclonus=$(KUBE)/cyclonus
 

@@ -173,3 +173,33 @@ func TestMalformedAnnotation(t *testing.T) {
 	})
 	kubectl(t, c, "wait", "--for=condition=Ready", "pod/good", "--timeout=60s")
 }
+
+// TestRightsOfGroup: daemons ask for Calico's resources in the one group that is defined, of which what is
+// called otherwise there is used too, and in none where they are in an etcd.
+func TestRightsOfGroup(t *testing.T) {
+	c := world.Up(t)
+	group, config := "projectcalico.org", "ipamconfigurations"
+	switch world.Config.Datastore {
+	case cluster.V1:
+		group, config = "crd.projectcalico.org", "ipamconfigs"
+	case cluster.Etcd:
+		group = ""
+	}
+	// A watch is in the log when it has ended.
+	before := asked(t, c)
+	kubectl(t, c, "-n", "kube-system", "rollout", "restart", "daemonset/routerd")
+	kubectl(t, c, "-n", "kube-system", "rollout", "status", "daemonset/routerd", "--timeout=180s")
+	watches := 0
+	for a, n := range asked(t, c) {
+		if a.Verb == "watch" && a.Group == group && a.Resource == config && !a.Refused() {
+			watches += n - before[a]
+		}
+		if strings.HasSuffix(a.Group, "projectcalico.org") && a.Group != group {
+			t.Errorf("%d times in another group than %q: %+v", n, group, a)
+		}
+	}
+	if group != "" && watches < len(c.Nodes) {
+		t.Errorf("%d watches of %s.%s have ended, want one of each of %d nodes", watches, config, group, len(c.Nodes))
+	}
+	refused(t, c)
+}
