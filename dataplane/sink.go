@@ -86,10 +86,9 @@ func (s State) String() string {
 
 // Status is what became of one wanted object.
 type Status struct {
-	Object   Object
-	Source   Source
-	State    State
-	Since    time.Time // of the present State
-	Err      error     // why Failed, or what Pending waits for
-	Attempts int       // failed tries in a row
+	Object Object
+	Source Source
+	State  State
+	Since  time.Time // of the present State
+	Err    error     // why Failed, or what Pending waits for
 }

@@ -95,29 +95,6 @@ func newUID() types.UID {
 	return types.UID(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]))
 }
 
-// Update replaces a stored object, on condition that it was last written at
-// obj.Revision, and returns it as written. Members of obj.Raw that the value's
-// type does not know stay. A v3 value without uid or creationTimestamp takes
-// them from obj.Raw; obj is not changed.
-//
-// The error matches [ErrConflict] when the object was changed meanwhile, also
-// [ErrNotFound] when it is gone, and [ErrInvalid] when obj.Revision is zero.
-func Update(ctx context.Context, s Store, obj Object) (Object, error) {
-	if obj.Revision == 0 {
-		return Object{}, fmt.Errorf("update %s: %w: metadata.resourceVersion is missing: read the object first", obj.Key, ErrInvalid)
-	}
-	value, err := inherit(obj.Key, obj.Value, obj.Raw)
-	if err != nil {
-		return Object{}, fmt.Errorf("update %w", err)
-	}
-	obj.Value = value
-	written, err := put(ctx, s, Op{If: IfRevision(obj.Revision), Action: Put, Object: obj})
-	if err != nil {
-		return Object{}, fmt.Errorf("update %w", err)
-	}
-	return written, nil
-}
-
 // inherit returns value with the identity that raw, its earlier form, gives it
 // where it has none.
 func inherit(key Key, value any, raw []byte) (any, error) {

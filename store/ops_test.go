@@ -119,10 +119,9 @@ func TestOperationsWithoutStore(t *testing.T) {
 	defer s.Close()
 	s.Fail(errors.New("unplugged"))
 	_, create := store.Create(t.Context(), s, newPool(1))
-	_, update := store.Update(t.Context(), s, store.Object{Key: poolKey, Revision: 5, Value: newPool(1)})
 	_, modify := store.Modify(t.Context(), s, poolKey, func(store.Object) (any, error) { return newPool(1), nil })
 	for name, err := range map[string]error{
-		"create": create, "update": update, "modify": modify,
+		"create": create, "modify": modify,
 		"delete":    store.Delete(t.Context(), s, poolKey, 0),
 		"bootstrap": store.Bootstrap(t.Context(), s),
 	} {

@@ -16,12 +16,12 @@ type fillStep struct {
 	pool   string
 	target int
 
-	took, gave int
-	dry        bool
+	gave int
+	dry  bool
 }
 
 func (st *fillStep) plan(d *draft) error {
-	st.took, st.gave, st.dry = 0, 0, false
+	st.gave, st.dry = 0, false
 	if err := d.ready(); err != nil {
 		return err
 	}
@@ -82,8 +82,7 @@ func (st *fillStep) plan(d *draft) error {
 	if err := d.preparePicks(f.r, f.picks); err != nil {
 		return err
 	}
-	given, err := d.take(f.r, f.picks)
-	st.took = len(given)
+	_, err = d.take(f.r, f.picks)
 	return err
 }
 

@@ -142,16 +142,6 @@ func (t *Table) Judge(ctx context.Context, of []netip.Addr, judge func(Flow) Ver
 	return cut, renewed, errors.Join(errs...)
 }
 
-// List returns all connections.
-func (t *Table) List() ([]Flow, error) {
-	four, err := t.list(unix.AF_INET, nil, nil)
-	if err != nil {
-		return nil, err
-	}
-	six, err := t.list(unix.AF_INET6, nil, nil)
-	return flows(append(four, six...)), err
-}
-
 // ListOf returns the connections that an address began or that really go to it.
 func (t *Table) ListOf(a netip.Addr) ([]Flow, error) {
 	list, err := t.listOf([]netip.Addr{a})

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/routerd/routerd/dataplane/filter"
 	"github.com/routerd/routerd/dataplane/workload/netnstest"
@@ -250,4 +251,14 @@ func TestDecodeRubbish(t *testing.T) {
 			t.Errorf("decode % x = %v, want an error", b, e.Flow)
 		}
 	}
+}
+
+// List returns all connections.
+func (t *Table) List() ([]Flow, error) {
+	four, err := t.list(unix.AF_INET, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	six, err := t.list(unix.AF_INET6, nil, nil)
+	return flows(append(four, six...)), err
 }

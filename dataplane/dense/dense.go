@@ -55,11 +55,6 @@ func (t *Table[K, R]) place(k K) (r Ref, i int, h uint64) {
 	return Ref(id), i, h
 }
 
-// Is reports whether a reference names the record of a key now.
-func (t *Table[K, R]) Is(r Ref, k K) bool {
-	return r != 0 && r < t.made && t.chunks[r/chunkSize].used[r%chunkSize] && *t.key(t.At(r)) == k
-}
-
 // Find returns the record of a key; 0: there is none.
 func (t *Table[K, R]) Find(k K) Ref {
 	r, _, _ := t.place(k)

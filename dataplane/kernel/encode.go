@@ -22,15 +22,14 @@ const (
 
 	// linux/if_tunnel.h, and the flag of linux/ip6_tunnel.h that says "no
 	// encapsulation limit option".
-	tunLink       = 1
-	tunLocal      = 2
-	tunRemote     = 3
-	tunTTL        = 4
-	tunEncapLimit = 6
-	tunFlags      = 8
-	tunProto      = 9
-	tunMetadata   = 19
-	tunNoLimit    = 1
+	tunLink     = 1
+	tunLocal    = 2
+	tunRemote   = 3
+	tunTTL      = 4
+	tunFlags    = 8
+	tunProto    = 9
+	tunMetadata = 19
+	tunNoLimit  = 1
 
 	// linux/lwtunnel.h.
 	encapIP6 = 4

@@ -329,7 +329,7 @@ func (k *Kernel) Statuses() []dataplane.Status {
 }
 
 func status(s reconcile.Status[key, shape]) dataplane.Status {
-	return dataplane.Status{Object: s.Want.whole(s.Key), Source: s.Source, State: s.State, Since: s.Since, Err: s.Err, Attempts: s.Attempts}
+	return dataplane.Status{Object: s.Want.whole(s.Key), Source: s.Source, State: s.State, Since: s.Since, Err: s.Err}
 }
 
 // Alive returns when the loop last turned. An idle loop turns every second;

@@ -26,7 +26,6 @@ const (
 // root is one document of an input, or what is wrong with its syntax.
 type root struct {
 	number int // counted from 1
-	line   int
 	value  *value
 	errs   []syntaxError
 }
@@ -55,7 +54,7 @@ func parse(data []byte) []root {
 	if y := parseYAML(data); !slices.ContainsFunc(y, func(r root) bool { return len(r.errs) > 0 }) {
 		return y
 	}
-	return append(roots, root{number: len(roots) + 1, line: err.line, errs: []syntaxError{*err}})
+	return append(roots, root{number: len(roots) + 1, errs: []syntaxError{*err}})
 }
 
 // parseJSON reads JSON values that follow one another.
@@ -72,7 +71,7 @@ func parseJSON(data []byte) ([]root, *syntaxError) {
 		if err != nil {
 			return roots, &syntaxError{p.line(), "not JSON: " + err.Error()}
 		}
-		roots = append(roots, root{number: len(roots) + 1, line: v.line, value: v, errs: p.errs})
+		roots = append(roots, root{number: len(roots) + 1, value: v, errs: p.errs})
 	}
 }
 
@@ -211,7 +210,7 @@ func hasContent(line string) bool {
 }
 
 func parseYAMLDocument(doc string, number, line int) root {
-	r := root{number: number, line: line}
+	r := root{number: number}
 	var n yaml.Node
 	if err := yaml.Unmarshal([]byte(doc), &n); err != nil {
 		at, message := yamlError(err)
@@ -224,7 +223,7 @@ func parseYAMLDocument(doc string, number, line int) root {
 	}
 	p := &yamlParser{offset: line - 1, open: map[*yaml.Node]bool{}}
 	r.value = p.value(n.Content[0], 0)
-	r.line, r.errs = r.value.line, p.errs
+	r.errs = p.errs
 	return r
 }
 

@@ -376,20 +376,14 @@ func testCreateUpdateDelete(t *testing.T, s store.Store) {
 		t.Errorf("create with a resourceVersion: %v", err)
 	}
 
-	changed := created
-	changed.Value = pool("p", "10.5.0.0/16") // as a manifest: without uid and time
-	updated, err := store.Update(t.Context(), s, changed)
+	updated, err := store.Modify(t.Context(), s, poolKey("p"), func(store.Object) (any, error) {
+		return pool("p", "10.5.0.0/16"), nil // as a manifest: without uid and time
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := store.Meta(updated.Value); got.UID != meta.UID || !got.CreationTimestamp.Equal(&meta.CreationTimestamp) {
 		t.Errorf("an update changed the identity: %+v", got)
-	}
-	if _, err := store.Update(t.Context(), s, changed); !errors.Is(err, store.ErrConflict) {
-		t.Errorf("update of an old state: %v", err)
-	}
-	if _, err := store.Update(t.Context(), s, store.Object{Key: poolKey("p"), Value: p}); !errors.Is(err, store.ErrInvalid) {
-		t.Errorf("update without a revision: %v", err)
 	}
 
 	if err := store.Delete(t.Context(), s, poolKey("p"), created.Revision); !errors.Is(err, store.ErrConflict) || errors.Is(err, store.ErrNotFound) {
@@ -402,9 +396,6 @@ func testCreateUpdateDelete(t *testing.T, s store.Store) {
 		if err := store.Delete(t.Context(), s, poolKey("p"), rev); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("delete of nothing at %d: %v", rev, err)
 		}
-	}
-	if _, err := store.Update(t.Context(), s, changed); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("update of nothing: %v", err)
 	}
 	must(t, s, put(store.IfAbsent(), pool("p", "10.0.0.0/16")))
 	if err := store.Delete(t.Context(), s, poolKey("p"), 0); err != nil {

@@ -58,13 +58,6 @@ func (a *Attrs) Text(kind uint16, v string) {
 // Uint8 appends a number.
 func (a *Attrs) Uint8(kind uint16, v uint8) { a.Bytes(kind, v) }
 
-// Uint16 appends a number in the host's order.
-func (a *Attrs) Uint16(kind, v uint16) {
-	a.head(kind, 2)
-	a.B = binary.NativeEndian.AppendUint16(a.B, v)
-	a.pad()
-}
-
 // Uint32 appends a number in the host's order.
 func (a *Attrs) Uint32(kind uint16, v uint32) {
 	a.head(kind, 4)
