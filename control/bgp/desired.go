@@ -289,62 +289,91 @@ func (d *derivation) mesh() iter.Seq[Peer] {
 }
 
 func (d *derivation) eachMate(yield func(Peer) bool) {
-	conf := d.v.defaults()
-	meshed := d.v.meshed() && d.inMesh(d.node, d.self)
-	if !meshed && len(d.v.reflection().serving) == 0 {
+	m := d.newMeshing()
+	if !m.meshed && len(d.v.reflection().serving) == 0 {
 		return
 	}
-	problem := ""
-	restart := defaultRestartTime
-	secret, wrong := secretOf(conf.NodeMeshPassword)
-	if wrong != "" {
-		problem = "BGPConfiguration default: nodeMeshPassword" + wrong
-	}
-	watch, err := bfdOf(d.v.defaultNotes())
-	if err != nil {
-		problem = "BGPConfiguration default: " + err.Error()
-	}
-	limit, err := meshLimit(d.v.defaultNotes())
-	if err != nil {
-		problem = "BGPConfiguration default: " + err.Error()
-	}
-	if t := conf.NodeMeshMaxRestartTime; t != nil {
-		restart = t.Duration
-		if p := restartProblem("BGPConfiguration default: nodeMeshMaxRestartTime", restart); p != "" {
-			problem = p
-		}
-	}
 	for _, name := range d.v.nodeNames() {
-		n := d.v.nodes[name]
-		reflected := d.v.reflected(d.node, name)
-		if name == d.node || !reflected && (!meshed || !d.inMesh(name, n) || d.v.released(d.node, name)) {
-			continue
-		}
-		for _, addr := range n.addrs() {
-			if !d.ipTo(addr).IsValid() {
-				continue
-			}
-			p := Peer{
-				Name: name, Type: PeerMesh, Addr: addr, Port: d.v.portOf(name),
-				// A peer without an AS is expected to have this node's, not the
-				// global one: so Calico's nodes do.
-				ASN: n.asn, Source: d.ipTo(addr), PoolsOnly: true, Problem: problem,
-				Passive: d.passiveTo(addr), Secret: secret,
-				RestartTime: restart, HoldTime: defaultHoldTime, BFD: watch, MaxPrefixes: limit,
-			}
-			if p.ASN == 0 {
-				p.ASN = d.asn
-			}
-			d.sign(&p, n)
-			if d.isSelf(p.Addr) {
-				p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", name, p.Addr, addressField(p.Addr))
-			}
-			if reflected {
-				d.asReflected(&p)
-			}
+		for p := range m.with(name) {
 			if !yield(p) {
 				return
 			}
+		}
+	}
+}
+
+// meshing is what a node's sessions with the others have in common.
+type meshing struct {
+	*derivation
+	meshed  bool   // this node is in the mesh
+	problem string // of all
+	secret  SecretRef
+	restart time.Duration
+	watch   store.BFD
+	limit   uint32
+}
+
+func (d *derivation) newMeshing() *meshing {
+	conf := d.v.defaults()
+	m := &meshing{derivation: d, meshed: d.v.meshed() && d.inMesh(d.node, d.self), restart: defaultRestartTime}
+	var wrong string
+	if m.secret, wrong = secretOf(conf.NodeMeshPassword); wrong != "" {
+		m.problem = "BGPConfiguration default: nodeMeshPassword" + wrong
+	}
+	var err error
+	if m.watch, err = bfdOf(d.v.defaultNotes()); err != nil {
+		m.problem = "BGPConfiguration default: " + err.Error()
+	}
+	if m.limit, err = meshLimit(d.v.defaultNotes()); err != nil {
+		m.problem = "BGPConfiguration default: " + err.Error()
+	}
+	if t := conf.NodeMeshMaxRestartTime; t != nil {
+		m.restart = t.Duration
+		if p := restartProblem("BGPConfiguration default: nodeMeshMaxRestartTime", m.restart); p != "" {
+			m.problem = p
+		}
+	}
+	return m
+}
+
+// with returns the sessions with another node, if there is one of that name.
+func (m *meshing) with(name string) iter.Seq[Peer] {
+	return func(yield func(Peer) bool) { m.eachWith(name, yield) }
+}
+
+func (m *meshing) eachWith(name string, yield func(Peer) bool) {
+	n, ok := m.v.nodes[name]
+	if !ok || name == m.node {
+		return
+	}
+	reflected := m.v.reflected(m.node, name)
+	if !reflected && (!m.meshed || !m.inMesh(name, n) || m.v.released(m.node, name)) {
+		return
+	}
+	for _, addr := range n.addrs() {
+		if !m.ipTo(addr).IsValid() {
+			continue
+		}
+		p := Peer{
+			Name: name, Type: PeerMesh, Addr: addr, Port: m.v.portOf(name),
+			// A peer without an AS is expected to have this node's, not the
+			// global one: so Calico's nodes do.
+			ASN: n.asn, Source: m.ipTo(addr), PoolsOnly: true, Problem: m.problem,
+			Passive: m.passiveTo(addr), Secret: m.secret,
+			RestartTime: m.restart, HoldTime: defaultHoldTime, BFD: m.watch, MaxPrefixes: m.limit,
+		}
+		if p.ASN == 0 {
+			p.ASN = m.asn
+		}
+		m.sign(&p, n)
+		if m.isSelf(p.Addr) {
+			p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", name, p.Addr, addressField(p.Addr))
+		}
+		if reflected {
+			m.asReflected(&p)
+		}
+		if !yield(p) {
+			return
 		}
 	}
 }
@@ -515,8 +544,8 @@ func (d *derivation) importSets(peers []Peer) (pools, own, borrowed []netip.Pref
 		ownSet[hostRoute(a)] = true
 	}
 	// A way to a peer is not for another one to say.
-	for _, p := range peers {
-		if p.runs() && p.ReachableBy.IsValid() {
+	for i := range peers {
+		if p := &peers[i]; p.ReachableBy.IsValid() && p.runs() {
 			ownSet[hostRoute(p.Addr)] = true
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/routerd/routerd/control/cluster"
-	"github.com/routerd/routerd/store"
 )
 
 // index is what is looked up in a [View] again and again. It is made when it is
@@ -37,14 +36,56 @@ func (v *View) index() *index {
 // nodeNames returns the names of all nodes in order.
 func (v *View) nodeNames() []string { return v.index().nodes }
 
-// sessionsChanged notes that what [Desired] says of sessions may be another
-// now.
-func (v *View) sessionsChanged(k store.Kind) {
+// with returns the index after a change of a Node. What it is made of stays as it was.
+func (x *index) with(name string, was, now nodeFacts, there bool) *index {
+	i, known := slices.BinarySearch(x.nodes, name)
+	if there == known && slices.Equal(was.addrs(), now.addrs()) {
+		return x
+	}
+	out := &index{nodes: x.nodes, peers: x.peers, at: maps.Clone(x.at)}
+	switch {
+	case there && !known:
+		out.nodes = slices.Insert(slices.Clone(x.nodes), i, name)
+	case known && !there:
+		out.nodes = slices.Delete(slices.Clone(x.nodes), i, i+1)
+	}
+	for _, a := range was.addrs() {
+		out.at[a] = slices.DeleteFunc(slices.Clone(out.at[a]), func(n string) bool { return n == name })
+		if len(out.at[a]) == 0 {
+			delete(out.at, a)
+		}
+	}
+	for _, a := range now.addrs() {
+		i, _ := slices.BinarySearch(out.at[a], name)
+		out.at[a] = slices.Insert(slices.Clone(out.at[a]), i, name)
+	}
+	return out
+}
+
+// fewMoved is how many Nodes may change for what follows from them to be found one by one.
+const fewMoved = 16
+
+// nodeChanged notes that what [Desired] says of sessions may be another now for a Node
+// that was something else, or is gone.
+func (v *View) nodeChanged(name string, was nodeFacts) {
 	v.revision++
 	v.reflects = nil
-	if k == store.KindNode || k == store.KindBGPPeer {
+	if v.moved == nil {
+		v.moved = map[string]bool{}
+	}
+	v.moved[name] = true
+	if now, there := v.nodes[name]; v.idx != nil && len(v.moved) <= fewMoved {
+		v.idx = v.idx.with(name, was, now, there)
+	} else {
 		v.idx = nil
 	}
+}
+
+// sessionsChanged is [View.nodeChanged] for something else.
+func (v *View) sessionsChanged() {
+	v.revision++
+	v.reflects = nil
+	v.moved, v.since = nil, v.revision
 }
 
 // lend brings the index of borrowed addresses from one state of a block to the
@@ -72,33 +113,4 @@ func (v *View) concerns(cidr netip.Prefix, was, now block) bool {
 	}
 	mine := func(g cluster.Borrowed) bool { return g.Node == v.self }
 	return slices.ContainsFunc(was.borrowed, mine) || slices.ContainsFunc(now.borrowed, mine)
-}
-
-// memo keeps of a [Config] what follows from nodes, peers, settings and filters
-// while these stay as they are: a block that comes or goes does not make all
-// sessions anew. The zero value is empty and ready.
-type memo struct {
-	config   Config
-	asked    string // the node
-	revision uint64 // of the view
-	good     bool
-}
-
-// fits reports whether what it keeps is of what v is now.
-func (m *memo) fits(v *View, node string) bool {
-	return m.good && (v.synced || v.fromDisk) && m.asked == node && m.revision == v.revision
-}
-
-// desired is [Desired] at the cost of what has changed in v since the last call.
-func (m *memo) desired(v *View, node string) (Config, error) {
-	if !m.fits(v, node) {
-		c, err := sessions(v, node)
-		m.config, m.asked, m.revision, m.good = c, node, v.revision, err == nil
-		if err != nil {
-			return Config{}, err
-		}
-	}
-	c := m.config
-	newDerivation(v, node).routes(&c)
-	return c, nil
 }

@@ -107,7 +107,7 @@ func (c *Controller) SetKeys(k Keyring) {
 	c.mu.Lock()
 	changed := c.view.keys != k
 	if c.view.keys = k; changed {
-		c.view.revision++
+		c.view.sessionsChanged()
 	}
 	c.mu.Unlock()
 	if changed {

@@ -189,7 +189,7 @@ func (c *Controller) admit(a netip.Addr, had bool) {
 	}
 	c.callers.state[a] = &callerState{time.Now(), had}
 	c.view.callers = append(slices.Clip(c.view.callers), a)
-	c.view.revision++
+	c.view.sessionsChanged()
 }
 
 // refuse notes who was refused. The caller holds c.mu.
@@ -247,7 +247,7 @@ func (c *Controller) visitCallers(now time.Time) int {
 	}
 	if gone {
 		c.view.callers = slices.DeleteFunc(slices.Clone(c.view.callers), func(a netip.Addr) bool { return c.callers.state[a] == nil })
-		c.view.revision++
+		c.view.sessionsChanged()
 		c.poke()
 	}
 	if changed {

@@ -57,9 +57,12 @@ type View struct {
 	injection injection    // what others on the host may and do have it announce
 
 	self     string      // Apply reports of blocks and affinities only what concerns this node; empty: all
-	revision uint64      // counts the changes of nodes, peers, confs and filters, and of where they are from
 	idx      *index      // nil: to be made
 	reflects *reflection // likewise
+
+	revision uint64          // counts the changes of nodes, peers, confs and filters, and of where they are from
+	moved    map[string]bool // nodes that have changed after the revision since, after which nothing else has
+	since    uint64
 }
 
 // peerSpec is a BGPPeer with what the API module's type lacks.
@@ -219,10 +222,10 @@ func (v *View) Apply(s cluster.Step) (changed bool, err error) {
 	case !s.Synced:
 	case disk && !v.fromDisk:
 		v.fromDisk, v.other, changed = true, true, true
-		v.revision++
+		v.sessionsChanged()
 	case !disk && !v.synced:
 		v.synced, v.fromDisk, v.other, changed = true, false, true, true
-		v.revision++
+		v.sessionsChanged()
 	}
 	return changed, errors.Join(errs...)
 }
@@ -243,14 +246,21 @@ func (v *View) init() {
 }
 
 func (v *View) event(e *cluster.Change) (bool, error) {
+	was := v.nodes[e.Key.Name] // where it is of a Node
 	changed, err := v.take(e)
-	switch e.Key.Kind {
-	case store.KindNode, store.KindBGPPeer, store.KindBGPConfiguration, store.KindBGPFilter:
-		if changed {
-			v.sessionsChanged(e.Key.Kind)
-		}
+	if !changed {
+		return false, err
 	}
-	return changed, err
+	switch e.Key.Kind {
+	case store.KindNode:
+		v.nodeChanged(e.Key.Name, was)
+	case store.KindBGPPeer:
+		v.idx = nil
+		v.sessionsChanged()
+	case store.KindBGPConfiguration, store.KindBGPFilter:
+		v.sessionsChanged()
+	}
+	return true, err
 }
 
 func (v *View) take(e *cluster.Change) (bool, error) {
