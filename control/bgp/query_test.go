@@ -1,7 +1,9 @@
 package bgp
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -67,5 +69,29 @@ func TestLostTo(t *testing.T) {
 		if got := lostTo(c.best, c.lost); !strings.Contains(got, c.says) {
 			t.Errorf("%s: %q, want one that says %q", name, got, c.says)
 		}
+	}
+}
+
+// TestQueryWhileStarting: who asks for routes between the start of the engine and the end of
+// the first Apply is told by what the engine judges them.
+func TestQueryWhileStarting(t *testing.T) {
+	t.Parallel()
+	c, err := Desired(view(t, bgpNode(t, "node1", "10.1.0.11/24")), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ListenPort, c.ListenAddrs = 0, nil
+	s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.DiscardHandler)})
+	started, _, err := s.start(t.Context(), &c, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.halt(context.WithoutCancel(t.Context()), false); err != nil {
+			t.Error(err)
+		}
+	})
+	if e, policy, _ := s.snapshot(); e != started || policy == nil {
+		t.Errorf("engine %p, want %p, which judges by %v", e, started, policy)
 	}
 }

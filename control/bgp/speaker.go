@@ -163,8 +163,8 @@ func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenE
 	e.collectors.retry = cmp.Or(s.opts.collectorRetry, bmp.DefaultRetry)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.engine = e
-	s.deadline = time.Time{} // change sets it when the peers are there
+	s.engine, s.policy = e, newPolicy(c) // by which the engine judges from now on, and queries explain it
+	s.deadline = time.Time{}             // change sets it when the peers are there
 	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listens(), "port", c.ListenPort)
 	return e, listenErr, nil
 }
