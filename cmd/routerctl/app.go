@@ -91,16 +91,17 @@ type (
 func (a *app) command() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "routerctl",
-		Short: "Look after routerd: resources, this host's state, routes and why they are there",
-		Long: `routerctl reads and writes the cluster's resources, and shows what the routerd
-of this host does and why.
+		Short: "Manage routerd: resources, the state of this host, its routes and their reasons",
+		Long: `routerctl reads and writes the cluster's resources, and shows what routerd does on
+this host and why.
 
-It talks to the daemon through its socket, which only root can open. With
+It connects to the daemon through its socket, which only root can open. With
 ETCD_ENDPOINTS set (and ETCD_CA_CERT_FILE, ETCD_CERT_FILE, ETCD_KEY_FILE,
-ETCD_USERNAME, ETCD_PASSWORD as needed), resources are read and written in that
-etcd directly; with DATASTORE_TYPE=kubernetes in Kubernetes' API, as KUBECONFIG or
-K8S_API_ENDPOINT, K8S_CA_FILE, K8S_CERT_FILE, K8S_KEY_FILE and K8S_API_TOKEN say, or
-in a pod as its service account. A file of calicoctl's says the same (--config).`,
+ETCD_USERNAME, ETCD_PASSWORD as needed), it reads and writes resources directly in
+that etcd. With DATASTORE_TYPE=kubernetes it uses the Kubernetes API, configured by
+KUBECONFIG, by K8S_API_ENDPOINT, K8S_CA_FILE, K8S_CERT_FILE, K8S_KEY_FILE and
+K8S_API_TOKEN, or, in a pod, by its service account. A configuration file of calicoctl
+(--config) can set the same.`,
 		Example: `  routerctl node status
   routerctl get ippools -o wide
   routerctl apply -f pools.yaml
@@ -111,12 +112,12 @@ in a pod as its service account. A file of calicoctl's says the same (--config).
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return usagef("%v; see %s --help", err, c.CommandPath()) })
 	f := root.PersistentFlags()
 	f.StringVar(&a.socket, "socket", "", "the daemon's socket (default $ROUTERD_SOCKET, else "+defaultSocket+")")
-	f.StringVar(&a.lab, "lab", "", "talk to a host of this lab; needs --host")
-	f.StringVar(&a.host, "host", "", "the host in the lab")
-	f.StringVarP(&a.config, "config", "c", "", "calicoctl's file (CalicoAPIConfig) that says where the datastore is, in place of the environment; read only if it is named")
-	f.StringVar(&a.kubeContext, "context", "", "the context of the kubeconfig, where Kubernetes' API is the datastore")
+	f.StringVar(&a.lab, "lab", "", "name of the lab; needs --host")
+	f.StringVar(&a.host, "host", "", "host of the lab")
+	f.StringVarP(&a.config, "config", "c", "", "configuration file of calicoctl (CalicoAPIConfig) to use instead of the environment")
+	f.StringVar(&a.kubeContext, "context", "", "context of the kubeconfig, with the Kubernetes datastore")
 	f.Bool("allow-version-mismatch", false, "does nothing: calicoctl's scripts give it")
-	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "how long a command may take")
+	f.DurationVar(&a.timeout, "timeout", defaultTimeout, "time limit of the command")
 	resources, history, policies, events := resourceCommands{a}, historyCommands{a}, policyCommands{a}, eventsCommands{a}
 	root.AddCommand(
 		resources.getCommand(),

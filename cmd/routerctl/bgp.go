@@ -15,26 +15,30 @@ import (
 
 func (a bgpCommands) bgpCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "bgp", Short: "BGP of this host: sessions, routes, and why",
+		Use: "bgp", Short: "Show and control BGP on this host",
 		Example: "  routerctl bgp peers\n  routerctl bgp explain 10.9.0.0/16",
 	}
 	c.AddCommand(a.bgpPeersCommand(), a.bgpExplainCommand(), a.bgpInjectCommand(), a.bgpReflectorsCommand(), a.bgpKeyCommand(), a.bgpWatchCommand(), a.bgpDumpCommand(),
-		a.bgpTableCommand("routes [PREFIX]", "Show what this host originates and every path that was let in",
-			"Show every path that filters let in, and what this host originates. Of several\npaths of a prefix the best is marked *; the others say at which step they lost.",
+		a.bgpTableCommand("routes [PREFIX]", "Show the BGP table: accepted paths and what this host originates",
+			"Show every path that filters accepted, and the routes that this host originates. The best\npath of a prefix is marked *; the others show at which step of the selection they lost.",
 			"  routerctl bgp routes\n  routerctl bgp routes 10.0.0.0/8", apiv1.BGPTable_BGP_TABLE_BEST),
-		a.bgpTableCommand("received PEER [PREFIX]", "Show what a peer sent, and why some of it is not used",
-			"Show what a peer sent, before import judged it, with why a route was filtered.\nPEER is its address, or the name of the node or the BGPPeer.",
+		a.bgpTableCommand("received PEER [PREFIX]", "Show the routes received from a peer",
+			"Show the routes received from a peer before import filters (Adj-RIB-In), and why a route\nwas filtered. PEER is an address, or the name of a node or BGPPeer.",
 			"  routerctl bgp received tor-rack-1", apiv1.BGPTable_BGP_TABLE_RECEIVED),
-		a.bgpTableCommand("advertised PEER [PREFIX]", "Show what a peer was told",
-			"Show what a peer was told. PEER is its address, or the name of the node or the\nBGPPeer. What it is not told, `routerctl bgp explain PREFIX` explains.",
+		a.bgpTableCommand("advertised PEER [PREFIX]", "Show the routes advertised to a peer",
+			"Show the routes advertised to a peer (Adj-RIB-Out). PEER is an address, or the name of a\nnode or BGPPeer. `routerctl bgp explain PREFIX` shows why a route is not advertised.",
 			"  routerctl bgp advertised 10.1.0.1", apiv1.BGPTable_BGP_TABLE_ADVERTISED))
 	return c
 }
 
 func (a bgpCommands) bgpPeersCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "peers", Short: "Show the sessions and how many prefixes each carries",
-		Long:    "Show the BGP sessions with their prefixes: received, of these accepted, and\nadvertised; and why a session is not up. Where their number is limited, the limit\nis beside what was received, for each address family: `12 of 100`. A number that\nis not known is `-`. BMP collectors, which receive the Adj-RIB-In and the Loc-RIB,\nare shown below.",
+		Use: "peers", Short: "Show BGP sessions and their prefix counts",
+		Long: `Show the BGP sessions, the number of prefixes received, accepted and advertised in
+each, and why a session is down. Where the number of prefixes is limited, the limit
+follows the number received, for each address family: 12 of 100. An unknown number is
+shown as -. BMP collectors, which receive the Adj-RIB-In and the Loc-RIB, are listed
+below the sessions.`,
 		Example: "  routerctl bgp peers", Args: noArgs,
 	}
 	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.NodeResponse, error) {
@@ -160,10 +164,10 @@ func receive(ctx context.Context, b apiv1.BGPClient, req *apiv1.BGPRoutesRequest
 func (a bgpCommands) bgpExplainCommand() *cobra.Command {
 	req := &apiv1.BGPExplainRequest{}
 	c := &cobra.Command{
-		Use: "explain PREFIX", Short: "Say of a prefix which path won, which lost or was filtered, and who is told",
-		Long: `Show every path of a prefix with the step of BGP's choice at which it lost, what
-peers sent that filters refused, and for each peer whether it is told of the
-prefix, and why not.`,
+		Use: "explain PREFIX", Short: "Explain path selection, filtering and advertisement of a prefix",
+		Long: `Show every path of a prefix and the step of the best-path selection at which it lost,
+the paths that filters rejected, and for each peer whether the prefix is advertised to
+it, or why not.`,
 		Example: "  routerctl bgp explain 10.9.0.0/16",
 		Args: func(_ *cobra.Command, args []string) error {
 			var err error
@@ -220,7 +224,7 @@ func bgpRow(r *apiv1.BGPRoute, now time.Time) []string {
 func (a bgpCommands) bgpWatchCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "watch", Short: "Show changes of best paths and of sessions as they happen",
-		Long:    "Show changes of best paths and of sessions as they happen, one line each, until\ninterrupted. What comes too fast to be shown is counted.",
+		Long:    "Show changes of best paths and sessions as they happen, one line each, until interrupted.\nChanges that come too fast to be shown are counted.",
 		Example: "  routerctl bgp watch", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()

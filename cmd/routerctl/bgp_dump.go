@@ -13,10 +13,10 @@ import (
 func (a bgpCommands) bgpDumpCommand() *cobra.Command {
 	var format, table, output string
 	c := &cobra.Command{
-		Use: "dump", Short: "Write the BGP table to a file for other tools",
-		Long: `Write what this host originates and every path that was let in, or with --table
-received what all peers sent, before import judged it, in MRT's format TABLE_DUMP_V2
-(RFC 6396), which bgpdump and the tools of route collectors read.`,
+		Use: "dump", Short: "Write the BGP table to an MRT file",
+		Long: `Write the accepted paths and the routes that this host originates, in the MRT format
+TABLE_DUMP_V2 (RFC 6396), which bgpdump and the tools of route collectors read. With
+--table received, write what all peers sent, before import filters.`,
 		Example: "  routerctl bgp dump -o table.mrt\n  routerctl bgp dump --table received | bgpdump -m -",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -57,8 +57,8 @@ received what all peers sent, before import judged it, in MRT's format TABLE_DUM
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&format, "format", "mrt", "mrt")
-	f.StringVar(&table, "table", "routes", "routes: what was let in, and what this host originates; received: what peers sent")
-	f.StringVarP(&output, "output", "o", "", "the file, which is written whole or not at all; - or none: standard output")
+	f.StringVar(&format, "format", "mrt", "output format: mrt")
+	f.StringVar(&table, "table", "routes", "table to write: routes (accepted paths and what this host originates) or received (what peers sent)")
+	f.StringVarP(&output, "output", "o", "", "file to write, whole or not at all (default or -: standard output)")
 	return c
 }

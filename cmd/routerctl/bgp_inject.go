@@ -19,10 +19,10 @@ import (
 
 func (a bgpCommands) bgpInjectCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "inject", Short: "Have this host advertise routes of other programs on it",
-		Long: `Have this host advertise by BGP what another program on it offers: a load
-balancer's address, a VPN's prefix. Each route has an owner, and goes when the
-owner does.`,
+		Use: "inject", Short: "Advertise routes of other programs on this host",
+		Long: `Advertise by BGP what another program on this host offers, such as a load balancer's
+address or a VPN's prefix. Each route has an owner and is withdrawn when the owner
+ends.`,
 		Example: "  routerctl bgp inject add 203.0.113.7/32 --owner haproxy --ttl 30s\n  routerctl bgp inject list",
 	}
 	c.AddCommand(a.injectAddCommand(), a.injectListCommand(), a.injectWithdrawCommand())
@@ -42,11 +42,12 @@ func (a bgpCommands) injectAddCommand() *cobra.Command {
 	var o injectOptions
 	c := &cobra.Command{
 		Use: "add PREFIX... --owner NAME (--ttl TIME | --pid PID | --hold)", Short: "Advertise prefixes for an owner",
-		Long: `Advertise prefixes for an owner, in place of what it said of them before. They go
-when the time is over unless they are added again (--ttl), when a process ends
-(--pid), or when this command does (--hold, which stays in the foreground). A prefix
-has one owner. What lies inside a pool, a node's own address and the default
-route are refused unless the daemon's bgp.inject.allow names them.`,
+		Long: `Advertise prefixes for an owner. This replaces what the owner said of the same
+prefixes before. They are withdrawn when the time is over and they were not added
+again (--ttl), when a process ends (--pid), or when this command ends (--hold, which
+stays in the foreground). A prefix has one owner. Prefixes inside a pool, a node's own
+address and the default route are refused unless the daemon's bgp.inject.allow lists
+them.`,
 		Example: "  routerctl bgp inject add 203.0.113.7/32 --owner keepalived --pid 4711\n  routerctl bgp inject add 10.200.0.0/16 --owner vpn --ttl 1m --community 65000:7",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 && !o.all {
@@ -74,15 +75,15 @@ route are refused unless the daemon's bgp.inject.allow names them.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&o.owner, "owner", "", "who the routes are of: a name of your choice")
-	f.DurationVar(&o.ttl, "ttl", 0, "they go after this time, 1s to 24h, unless they are added again")
-	f.Uint32Var(&o.pid, "pid", 0, "they go with this process")
-	f.BoolVar(&o.hold, "hold", false, "stay, and withdraw them at the end")
-	f.DurationVar(&o.grace, "grace", 0, "with --hold: for how long they stay after the end")
-	f.BoolVar(&o.all, "all", false, "the owner has no other routes than these")
-	f.StringVar(&o.nextHop, "next-hop", "", "where packets are to be sent; empty: this host")
-	f.Uint32Var(&o.localPref, "local-pref", 0, "LOCAL_PREF; 0: that of this host's own routes")
-	f.StringSliceVar(&o.communities, "community", nil, "communities, such as 65000:100 or 65000:1:2")
+	f.StringVar(&o.owner, "owner", "", "name of the owner, chosen freely")
+	f.DurationVar(&o.ttl, "ttl", 0, "withdraw after this time, 1s to 24h, unless added again")
+	f.Uint32Var(&o.pid, "pid", 0, "withdraw when this process ends")
+	f.BoolVar(&o.hold, "hold", false, "stay in the foreground and withdraw at the end")
+	f.DurationVar(&o.grace, "grace", 0, "with --hold: delay of the withdrawal after the end")
+	f.BoolVar(&o.all, "all", false, "withdraw all other routes of the owner")
+	f.StringVar(&o.nextHop, "next-hop", "", "next hop (default: this host)")
+	f.Uint32Var(&o.localPref, "local-pref", 0, "LOCAL_PREF; 0: as this host's own routes")
+	f.StringSliceVar(&o.communities, "community", nil, "communities, e.g. 65000:100 or 65000:1:2")
 	return c
 }
 
@@ -139,14 +140,15 @@ func (a bgpCommands) holdInjected(ctx context.Context, o injectOptions, routes [
 func (a bgpCommands) injectListCommand() *cobra.Command {
 	req := &apiv1.BGPInjectedRequest{}
 	c := &cobra.Command{
-		Use: "list", Short: "Show what is injected, by whom and for how long",
-		Long:    "Show the routes that programs on this host have it advertise: their owners, with\nwhat they go, and why one is not advertised.",
+		Use: "list", Short: "List injected routes",
+		Long: `List the routes that programs on this host inject, with their owners, what ends them,
+and why a route is not advertised.`,
 		Example: "  routerctl bgp inject list\n  routerctl bgp inject list --owner keepalived", Args: noArgs,
 	}
 	c = showing(a.app, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPInjectedResponse, error) {
 		return b.Injected(ctx, req)
 	}, printInjected)
-	c.Flags().StringVar(&req.Owner, "owner", "", "of this owner alone")
+	c.Flags().StringVar(&req.Owner, "owner", "", "list only routes of this owner")
 	return c
 }
 
@@ -184,8 +186,8 @@ func (a bgpCommands) injectWithdrawCommand() *cobra.Command {
 	var owner string
 	var all bool
 	c := &cobra.Command{
-		Use: "withdraw [PREFIX...] --owner NAME", Short: "Take injected routes back",
-		Long:    "Take routes of an owner back: those that are named, or --all.",
+		Use: "withdraw [PREFIX...] --owner NAME", Short: "Withdraw injected routes",
+		Long:    "Withdraw the named routes of an owner, or with --all every one.",
 		Example: "  routerctl bgp inject withdraw 203.0.113.7/32 --owner keepalived\n  routerctl bgp inject withdraw --owner keepalived --all",
 		Args: func(_ *cobra.Command, args []string) error {
 			if (len(args) == 0) != all {
@@ -208,7 +210,7 @@ func (a bgpCommands) injectWithdrawCommand() *cobra.Command {
 			}))
 		},
 	}
-	c.Flags().StringVar(&owner, "owner", "", "who the routes are of")
-	c.Flags().BoolVar(&all, "all", false, "all routes of the owner")
+	c.Flags().StringVar(&owner, "owner", "", "name of the owner")
+	c.Flags().BoolVar(&all, "all", false, "withdraw all routes of the owner")
 	return c
 }

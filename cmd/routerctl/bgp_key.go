@@ -16,10 +16,10 @@ import (
 
 func (a bgpCommands) bgpKeyCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "key", Short: "The key with which nodes sign their BGP sessions with each other",
-		Long: `The key with which nodes sign their BGP sessions with each other (RFC 2385), so that
-no workload of a host can become its host's session. A cluster that begins with
-routerd has one; another one gets its first by rotate. Sessions with Calico's nodes
+		Use: "key", Short: "Manage the key with which nodes sign their BGP sessions",
+		Long: `Manage the mesh key, with which nodes sign their BGP sessions with each other (RFC
+2385), so that no workload can pose as its host. A cluster that starts with routerd
+has a key; any other cluster gets its first by rotate. Sessions with Calico's nodes
 are not signed.`,
 		Example: "  routerctl bgp key status\n  routerctl bgp key rotate",
 	}
@@ -70,8 +70,9 @@ func readBGPKeyState(ctx context.Context, s store.Store) (st bgpKeyState, err er
 
 func (a bgpCommands) bgpKeyStatusCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "status", Short: "Show which key there is, and which nodes have it",
-		Long:    "Show by its id which key there is, whether it is being replaced, and which nodes do\nnot have it. The key itself is not shown.",
+		Use: "status", Short: "Show the mesh key and which nodes have it",
+		Long: `Show the id of the mesh key, whether it is being replaced, and which nodes lack it.
+The key itself is not shown.`,
 		Example: "  routerctl bgp key status", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
@@ -130,13 +131,12 @@ func (a bgpCommands) bgpKeyRotateCommand() *cobra.Command {
 	var wait, settle time.Duration
 	var force bool
 	c := &cobra.Command{
-		Use: "rotate", Short: "Replace the key, or make the first one; no session ends",
-		Long: `Replace the key, or make the first one, without ending a session: the new key is
-given to all nodes, two nodes use it as soon as both have it, and the former one
-ends when all have it. A node that is down keeps that from happening: the command
-ends with an error then, and goes on when it is run again. With --force the former
-key ends all the same: a node that has nothing newer gets its sessions back once it
-reaches the datastore.`,
+		Use: "rotate", Short: "Replace the mesh key without ending a session",
+		Long: `Replace the mesh key, or create the first one, without ending a session. All nodes
+receive the new key, two nodes use it as soon as both have it, and the former key ends
+when all have it. If a node is down, the command ends with an error; run it again to
+continue. With --force the former key ends anyway: a node without a newer key gets its
+sessions back once it reaches the datastore.`,
 		Example: "  routerctl bgp key rotate\n  routerctl bgp key rotate --force", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			a.timeout += wait + settle // longer than a command may take otherwise
@@ -147,8 +147,8 @@ reaches the datastore.`,
 	}
 	f := c.Flags()
 	f.DurationVar(&wait, "wait-timeout", time.Minute, "how long to wait for all nodes to have the new key")
-	f.DurationVar(&settle, "settle", 10*time.Second, "how long both keys count after that, so that each node sees that the others have it")
-	f.BoolVar(&force, "force", false, "end the former key though not all nodes have the new one")
+	f.DurationVar(&settle, "settle", 10*time.Second, "how long both keys remain valid after that, so that each node sees that the others have the new one")
+	f.BoolVar(&force, "force", false, "end the former key even if nodes lack the new one")
 	return c
 }
 
@@ -201,12 +201,14 @@ func (a bgpCommands) rotateBGPKey(ctx context.Context, s store.Store, wait, sett
 
 func (a bgpCommands) bgpKeyOffCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "off", Short: "Have sessions between nodes go without a key",
-		Long: `Delete the key, so that nodes do not sign their sessions with each other. Sessions go
-on. A node that does not reach the datastore goes on signing, and its sessions end
-with their hold time. Before a host goes back to a version of routerd that has no
-key, or to Calico, this is to be done, or the annotation routerd.io/bgpKeys of its
-Node taken away: others expect what its Node says that it has.`,
+		Use: "off", Short: "Delete the mesh key",
+		Long: `Delete the mesh key, so that nodes do not sign their sessions with each other.
+Sessions stay up. A node that cannot reach the datastore continues to sign, and its
+sessions end with their hold time.
+
+Run this, or remove the annotation routerd.io/bgpKeys of the host's Node, before a
+host returns to a version of routerd without mesh keys, or to Calico: the other nodes
+rely on what its Node says it has.`,
 		Example: "  routerctl bgp key off", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {

@@ -17,9 +17,9 @@ import (
 
 func (a bgpCommands) bgpReflectorsCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "reflectors", Short: "Route reflectors that the nodes choose among themselves",
-		Long: `Route reflectors that the nodes choose among themselves, in place of the mesh in
-which each node has a session with every other one.`,
+		Use: "reflectors", Short: "Manage automatic route reflectors",
+		Long: `Manage route reflectors that the nodes choose among themselves. They replace the mesh,
+in which each node has a session with every other node.`,
 		Example: "  routerctl bgp reflectors auto --count 2\n  routerctl bgp reflectors status",
 	}
 	c.AddCommand(a.reflectorsAutoCommand(), a.reflectorsOffCommand(), a.reflectorsStatusCommand())
@@ -30,14 +30,14 @@ func (a bgpCommands) reflectorsAutoCommand() *cobra.Command {
 	var count, perRack, perZone int
 	var per string
 	c := &cobra.Command{
-		Use: "auto (--count N [--per LABEL] | --per-rack N | --per-zone N)", Short: "Have nodes choose reflectors, and end the mesh",
-		Long: `Have the nodes choose so many route reflectors among themselves: in all, or among
-the nodes with each value of a label. A node with the label routerd.io/reflector:
-never is not chosen, nor one that is drained. Sessions of the mesh end, and
-reflectors go, only when all that need them have their routes by others; one that
-dies is replaced, within seconds or, where the datastore is Kubernetes' API, when
-its Node says that it is gone. It is the annotation routerd.io/reflectors of the
-BGPConfiguration named default.`,
+		Use: "auto (--count N [--per LABEL] | --per-rack N | --per-zone N)", Short: "Replace the mesh with automatic route reflectors",
+		Long: `Have the nodes choose this many route reflectors among themselves, in all or for each
+value of a label. A node with the label routerd.io/reflector: never is not chosen, nor
+is a drained node. A session of the mesh or a reflector ends only when every node that
+needs it has its routes from others. A reflector that fails is replaced within seconds
+or, with the Kubernetes datastore, when its Node reports that it is gone. The setting
+is stored in the annotation routerd.io/reflectors of the BGPConfiguration named
+default.`,
 		Example: "  routerctl bgp reflectors auto --count 2\n  routerctl bgp reflectors auto --per-rack 2",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,18 +66,19 @@ BGPConfiguration named default.`,
 		},
 	}
 	f := c.Flags()
-	f.IntVar(&count, "count", 0, "how many, in all or of each group, 1 to 16")
-	f.StringVar(&per, "per", "", "with --count: the label of nodes that groups them")
-	f.IntVar(&perRack, "per-rack", 0, "how many of the nodes with each value of the label rack, or without it of "+store.LabelZone)
-	f.IntVar(&perZone, "per-zone", 0, "how many of the nodes with each value of the label "+store.LabelZone)
+	f.IntVar(&count, "count", 0, "number of reflectors, in all or in each group, 1 to 16")
+	f.StringVar(&per, "per", "", "with --count: label that groups the nodes")
+	f.IntVar(&perRack, "per-rack", 0, "number of reflectors for each value of the label rack, or without that label of "+store.LabelZone)
+	f.IntVar(&perZone, "per-zone", 0, "number of reflectors for each value of the label "+store.LabelZone)
 	return c
 }
 
 func (a bgpCommands) reflectorsOffCommand() *cobra.Command {
 	var force bool
 	c := &cobra.Command{
-		Use: "off", Short: "Go back to the mesh",
-		Long:    "Go back to the mesh: reflectors that the nodes have chosen go when the sessions of\nthe mesh are up.",
+		Use: "off", Short: "Return to the node-to-node mesh",
+		Long: `Return to the node-to-node mesh. Reflectors that the nodes have chosen end when the
+sessions of the mesh are up.`,
 		Example: "  routerctl bgp reflectors off", Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
@@ -89,7 +90,7 @@ func (a bgpCommands) reflectorsOffCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&force, "force", false, "though the mesh is switched off (nodeToNodeMeshEnabled)")
+	c.Flags().BoolVar(&force, "force", false, "proceed although the mesh is disabled (nodeToNodeMeshEnabled)")
 	return c
 }
 
@@ -135,8 +136,9 @@ func setReflectors(ctx context.Context, s store.Store, value string, force bool)
 
 func (a bgpCommands) reflectorsStatusCommand() *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Show who reflects, and how far a change is",
-		Long:    "Show which nodes reflect, in each group, how many sessions of the mesh are left, and\nwhich nodes have not got the routes of all their reflectors.",
+		Use: "status", Short: "Show the reflectors and the progress of a change",
+		Long: `Show the reflectors of each group, how many sessions of the mesh remain, and which
+nodes lack the routes of some of their reflectors.`,
 		Example: "  routerctl bgp reflectors status", Args: noArgs,
 	}
 	return showing(a.app, c, apiv1.NewBGPClient, func(ctx context.Context, b apiv1.BGPClient) (*apiv1.BGPReflectorsResponse, error) {

@@ -11,7 +11,7 @@ import (
 )
 
 func (a clusterCommands) clusterCommand() *cobra.Command {
-	c := &cobra.Command{Use: "cluster", Short: "Take hosts in, replicate the datastore, back it up, or collect all of it for a report", Example: "  routerctl cluster token\n  routerctl cluster promote host12\n  routerctl cluster snapshot backup.db"}
+	c := &cobra.Command{Use: "cluster", Short: "Add hosts, and replicate and back up the datastore", Example: "  routerctl cluster token\n  routerctl cluster promote host12\n  routerctl cluster snapshot backup.db"}
 	c.AddCommand(a.snapshotCommand(), diagsCommands(a).clusterDiagsCommand(), a.tokenCommand(),
 		a.membersCommand(), a.promoteCommand(), a.demoteCommand(), a.leaveCommand(), a.removeMemberCommand())
 	return c
@@ -20,13 +20,13 @@ func (a clusterCommands) clusterCommand() *cobra.Command {
 func (a clusterCommands) snapshotCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "snapshot FILE",
-		Short: "Save etcd's whole database",
-		Long: `Save the database of the etcd that the daemon uses, its own or an external one, into a
-file, as "etcdctl snapshot save" does: with its checksum, which is checked, readable by
-etcdutl. Nothing is locked and nothing waits. "-" is standard output.
+		Short: "Save a snapshot of the datastore",
+		Long: `Save the database of the daemon's etcd, embedded or external, to a file, as "etcdctl
+snapshot save" does: with a checksum, which is verified, and readable by etcdutl.
+Nothing is locked or delayed. "-" is standard output.
 
-"routerd restore FILE" brings it back on a host with the embedded datastore, while the
-daemon is stopped. The file holds the secrets of the cluster: give it to nobody.`,
+"routerd restore FILE" restores it on a host with the embedded datastore while the
+daemon is stopped. The file contains the secrets of the cluster: keep it safe.`,
 		Example: "  routerctl cluster snapshot /var/backups/routerd.db\n  systemctl stop routerd && routerd restore /var/backups/routerd.db && systemctl start routerd",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {

@@ -16,13 +16,13 @@ import (
 func (a clusterCommands) membersCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "members",
-		Short: "List the members of the datastore's cluster",
-		Long: `List the members of the datastore's cluster: the hosts with an embedded etcd that
-replicate it to each other. A voter counts; a learner gets the data first. More than half
-of the voters must be up for anything to be written: with three, one may be lost.
+		Short: "List the members of the datastore",
+		Long: `List the members of the datastore's cluster: the hosts whose embedded etcds replicate
+it. A voter counts towards the majority; a learner is still copying the data. Writes
+need more than half of the voters: of three, one may be lost.
 
-STATE is leader, follower, learning, "not started" (a learner that has never been up), or
-unreachable. Below the table is what is to be done about what is wrong.`,
+STATE is leader, follower, learning, "not started" (a learner that has never been up),
+or unreachable. Problems are listed below the table with their remedy.`,
 		Example: "  routerctl cluster members\n  routerctl cluster members -o json",
 		Args:    noArgs,
 	}
@@ -83,18 +83,18 @@ func printWarning(w io.Writer, warning string) error {
 func (a clusterCommands) promoteCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "promote HOST",
-		Short: "Make a host a member of the datastore's cluster",
-		Long: `Make a host that has joined the cluster a member of its datastore: it gets the
-authority's key and a copy of the data, learns what comes in meanwhile, and has a vote
-when it has caught up. Nothing stops for it. The command is given on a member, and tells
-of the way.
+		Short: "Add a host to the members of the datastore",
+		Long: `Make a host that has joined the cluster a member of its datastore. The host receives
+the authority's key and a copy of the data, follows new writes, and becomes a voter
+when it has caught up. Nothing is interrupted. Run the command on a member; it reports
+progress.
 
-Members reach each other at TCP datastore.embedded.peerPort (2380), clients reach them at
-the port of the first one. Three members stand the loss of one, five of two; an even
-number is of no use.
+Members reach each other at TCP port datastore.embedded.peerPort (2380); clients reach
+them at the port of the first member. Three members survive the loss of one, five of
+two; an even number has no advantage.
 
-Whatever ended it, the same command goes on. A host that is never seen again before it
-has its vote is taken out by "routerctl cluster remove".`,
+If the command is interrupted, run it again to continue. If a host disappears before
+it is a voter, remove it with "routerctl cluster remove".`,
 		Example: "  routerctl cluster promote host12\n  routerctl cluster promote host13 --timeout 5m",
 		Args:    oneHost("cluster promote"),
 	}
@@ -104,11 +104,11 @@ has its vote is taken out by "routerctl cluster remove".`,
 func (a clusterCommands) demoteCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demote HOST",
-		Short: "Make a member of the datastore's cluster a client again",
-		Long: `Have a member leave the cluster of the datastore in order: another one leads, it is
-removed, its data are put away beside their place, and it goes on as a client of the
-others, with its workloads, routes and sessions as they are. The command is given on a
-member. The last member stays.`,
+		Short: "Turn a member of the datastore into a client",
+		Long: `Turn a member of the datastore's cluster into a client. If it leads, another member
+takes over; then it is removed, its data are set aside beside their directory, and it
+continues as a client of the others. Its workloads, routes and sessions are
+unaffected. Run the command on a member. The last member cannot be demoted.`,
 		Example: "  routerctl cluster demote host12",
 		Args:    oneHost("cluster demote"),
 	}
@@ -118,8 +118,8 @@ member. The last member stays.`,
 func (a clusterCommands) leaveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "leave",
-		Short:   "Have this host leave the datastore's cluster",
-		Long:    `As "routerctl cluster demote", of the host on which it is given.`,
+		Short:   "Turn this host into a client of the datastore",
+		Long:    `Do the same as "routerctl cluster demote", for this host.`,
 		Example: "  routerctl cluster leave",
 		Args:    noArgs,
 	}
@@ -162,7 +162,7 @@ func (a clusterCommands) changing(c *cobra.Command, toMember bool) *cobra.Comman
 		}
 		return explain(cmd.Context(), err)
 	}
-	c.Flags().DurationVar(&timeout, "timeout", 2*time.Minute, "how long to follow it")
+	c.Flags().DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait for completion")
 	return c
 }
 
@@ -170,12 +170,12 @@ func (a clusterCommands) removeMemberCommand() *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "remove HOST",
-		Short: "Remove a member of the datastore that is lost for good",
-		Long: `Remove a member whose host is lost for good from the datastore's cluster, or a learner
-that never started, or take back an order that its host has not carried out. HOST may be
-the member's ID. A member that is up is refused: "routerctl cluster demote" has it leave
-in order. If the host comes back it finds that it is no member, puts its data away, and
-goes on as a client.`,
+		Short: "Remove a lost member of the datastore",
+		Long: `Remove a member whose host is lost for good, or a learner that never started, or
+cancel a promotion or demotion that its host has not carried out. HOST may be the
+member's ID. A member that is up is refused: use "routerctl cluster demote". If the
+host comes back, it finds that it is no member, sets its data aside, and continues as
+a client.`,
 		Example: "  routerctl cluster remove host12",
 		Args:    oneHost("cluster remove"),
 	}
@@ -191,6 +191,6 @@ goes on as a client.`,
 			return printWarning(a.stdout, r.GetWarning())
 		}))
 	}
-	c.Flags().BoolVar(&force, "force", false, "although it is up")
+	c.Flags().BoolVar(&force, "force", false, "remove it although it is up")
 	return c
 }

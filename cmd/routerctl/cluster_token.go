@@ -16,14 +16,15 @@ func (a clusterCommands) tokenCommand() *cobra.Command {
 	var ttl time.Duration
 	c := &cobra.Command{
 		Use:   "token",
-		Short: "Make a token with which a new host joins",
-		Long: `Make a token with which one new host joins the cluster of this host, which keeps the
-datastore and serves it to others (datastore.embedded.listen). It is printed with the
-command in which the new host uses it.
+		Short: "Create a token for a new host to join",
+		Long: `Create a token with which one new host joins the cluster of this host. This host must
+keep the datastore and serve it to others (datastore.embedded.listen). The token is
+printed with the command to run on the new host.
 
-Until a host has joined with it, or it ends, this host listens at
-datastore.embedded.joinPort (7748) of the same address. The token is a secret: who has
-it first is in the cluster, with all that a host may do. "-o token" prints it alone.`,
+Until a host has joined with the token, or it expires, this host listens at port
+datastore.embedded.joinPort (7748) of the same address. The token is a secret: whoever
+uses it first joins the cluster with all rights of a host. "-o token" prints the token
+alone.`,
 		Example: `  routerctl cluster token
   routerctl cluster token --ttl 10m --address 10.1.0.11
   routerctl cluster token -o token | ssh 10.1.0.12 routerd join --token-file -`,
@@ -42,8 +43,8 @@ it first is in the cluster, with all that a host may do. "-o token" prints it al
 		}))
 	}
 	c.Flags().StringVarP(&output, "output", "o", "table", "table, token, yaml or json")
-	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long the token is good, 1m to 24h")
-	c.Flags().StringVar(&address, "address", "", "by which the new host reaches this one (default: that of datastore.embedded.listen, else the node's)")
+	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "validity of the token, 1m to 24h")
+	c.Flags().StringVar(&address, "address", "", "address at which the new host reaches this one (default: that of datastore.embedded.listen, else the node's)")
 	return c
 }
 

@@ -12,12 +12,12 @@ import (
 )
 
 func (a *app) cniCommand() *cobra.Command {
-	c := &cobra.Command{Use: "cni", Short: "The container network interface", Example: "  routerctl cni config"}
+	c := &cobra.Command{Use: "cni", Short: "Show the CNI configuration", Example: "  routerctl cni config"}
 	c.AddCommand(&cobra.Command{
 		Use:   "config",
 		Short: "Print the CNI network configuration of this host",
-		Long: `Print the network configuration list with which a container runtime calls
-routerd-cni on this host. "routerd install-cni" puts it in place.`,
+		Long: `Print the network configuration list with which a container runtime calls routerd-cni
+on this host. "routerd install-cni" installs it.`,
 		Example: "  routerctl cni config\n  routerctl cni config > /etc/cni/net.d/10-routerd.conflist",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -17,15 +17,15 @@ func (a resourceCommands) convertCommand() *cobra.Command {
 	var unchecked bool
 	c := &cobra.Command{
 		Use:   "convert -f FILE|DIR|-",
-		Short: "Convert manifests of Calico's v1 API, or NetworkPolicies of Kubernetes, to projectcalico.org/v3",
-		Long: `Print what manifests of Calico's API of before version 3 (apiVersion v1: ipPool, bgpPeer,
-node, policy, profile, hostEndpoint, workloadEndpoint) and Kubernetes' NetworkPolicies are
-in projectcalico.org/v3, as calicoctl convert does: names that version 3 does not take are
-changed by Calico's rules, tags become labels, a policy becomes a GlobalNetworkPolicy. No
-datastore is asked, and nothing is written.
+		Short: "Convert Calico v1 manifests or Kubernetes NetworkPolicies to projectcalico.org/v3",
+		Long: `Convert manifests of Calico's API before version 3 (apiVersion v1: ipPool, bgpPeer,
+node, policy, profile, hostEndpoint, workloadEndpoint) and NetworkPolicies of
+Kubernetes to projectcalico.org/v3 and print them, as calicoctl convert does. Names
+that version 3 does not accept are changed by Calico's rules, tags become labels, and
+a policy becomes a GlobalNetworkPolicy. No datastore is read or written.
 
-Unknown fields are errors, for what they ask for would be lost; with any error nothing is
-printed. Several objects are printed as one list, which apply -f takes.`,
+An unknown field is an error, because what it asks for would be lost. After any error
+nothing is printed. Several objects are printed as one list, which apply -f accepts.`,
 		Example: "  routerctl convert -f policy-v1.yaml > policy.yaml\n  routerctl convert -f - -o json < pool-v1.yaml",
 		Args:    func(_ *cobra.Command, args []string) error { return in.none("convert", args) },
 		RunE: func(*cobra.Command, []string) error {
@@ -45,7 +45,7 @@ printed. Several objects are printed as one list, which apply -f takes.`,
 	f := c.Flags()
 	in.fileFlags(f)
 	f.StringVarP(&output, "output", "o", "yaml", "yaml or json")
-	f.BoolVar(&unchecked, "ignore-validation", false, "print resources that could not be written, too")
+	f.BoolVar(&unchecked, "ignore-validation", false, "also print resources that could not be written")
 	return c
 }
 

@@ -16,7 +16,7 @@ func (a datastoreCommands) datastoreCommand() *cobra.Command {
 		return []*cobra.Command{a.lockCommand(true), a.lockCommand(false), a.exportCommand(), a.importCommand()}
 	}
 	// As calicoctl has it.
-	migrate := &cobra.Command{Use: "migrate", Short: "The same by calicoctl's names", Example: "  routerctl datastore migrate lock"}
+	migrate := &cobra.Command{Use: "migrate", Short: "Same commands under the names of calicoctl", Example: "  routerctl datastore migrate lock"}
 	migrate.AddCommand(shared()...)
 	c.AddCommand(append(shared(), a.verifyCommand(), migrate)...)
 	requireSubcommand(migrate)
@@ -25,15 +25,15 @@ func (a datastoreCommands) datastoreCommand() *cobra.Command {
 
 func (a datastoreCommands) lockCommand(lock bool) *cobra.Command {
 	c := &cobra.Command{
-		Use: "unlock", Short: "Let the datastore be changed again",
-		Long:    "Let the datastore be changed again after `routerctl datastore lock`.",
+		Use: "unlock", Short: "Unlock the datastore",
+		Long:    "Allow changes of the datastore again after `routerctl datastore lock`.",
 		Example: "  routerctl datastore unlock",
 	}
 	if lock {
-		c.Use, c.Short = "lock", "Have the daemons leave the datastore as it is"
-		c.Long = `Have the daemons leave the datastore as it is, to copy or move it, or to divide the
-pools' blocks anew: no workload is given an address, and what workloads give back is
-kept for later. All that runs keeps running. Calico's daemons heed it too.`
+		c.Use, c.Short = "lock", "Lock the datastore"
+		c.Long = `Stop the daemons from changing the datastore, to copy or move it or to split pools. No
+workload is assigned an address, and released addresses are given back after the
+unlock. Everything that runs keeps running. Calico's daemons respect the lock too.`
 		c.Example = "  routerctl datastore lock\n  routerctl ipam split 4 --name=default-ipv4-ippool\n  routerctl datastore unlock"
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {

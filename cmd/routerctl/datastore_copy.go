@@ -24,17 +24,17 @@ func (a datastoreCommands) exportCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "export",
-		Short: "Write all that the datastore holds into a file",
-		Long: `Write every key of Calico's and routerd's in the datastore, as it is stored and as of
-one moment, into a file that "routerctl datastore import" takes: resources, IPAM's
-records, and what other programs have below /calico/. What running daemons hold by a
-lease is left out. The file is text, a line for each key, and ends with a checksum.
+		Short: "Export the datastore to a file",
+		Long: `Export every key of Calico and routerd in the datastore, as stored and as of one
+moment, to a file for "routerctl datastore import": resources, records of IPAM, and
+what other programs keep below /calico/. Keys that running daemons hold by a lease are
+left out. The file is text, with one line for each key, and ends with a checksum.
 
-It holds the secrets of the cluster: give it to nobody. To copy a datastore that is in
-use, lock it first, so that no address is given out after the copy was made.
+The file contains the secrets of the cluster: keep it safe. To copy a datastore in
+use, lock it first, so that no address is assigned after the copy.
 
-Of Kubernetes' API as the datastore (DATASTORE_TYPE=kubernetes), which has to be locked, the
-file has what etcd would hold, and can be imported there.`,
+The Kubernetes datastore (DATASTORE_TYPE=kubernetes) must be locked. Its export has
+what etcd would hold, and can be imported there.`,
 		Example: "  routerctl datastore lock\n  routerctl datastore export -o cluster.jsonl\n  routerctl datastore export | zstd > cluster.jsonl.zst",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -58,7 +58,7 @@ file has what etcd would hold, and can be imported there.`,
 			})
 		},
 	}
-	c.Flags().StringVarP(&file, "output", "o", "", "the file, which is made readable for its owner alone (default standard output)")
+	c.Flags().StringVarP(&file, "output", "o", "", "file to write, readable only by its owner (default standard output)")
 	return c
 }
 
@@ -135,18 +135,18 @@ func (a datastoreCommands) importCommand() *cobra.Command {
 	var replace, dryRun bool
 	c := &cobra.Command{
 		Use:   "import -f FILE",
-		Short: "Write what was exported into the datastore",
-		Long: `Write the keys of a file of "routerctl datastore export" into the datastore, as they
-are, after the file was checked. The datastore stays locked until it is unlocked with
-"routerctl datastore unlock".
+		Short: "Import an exported file into the datastore",
+		Long: `Import the keys of a file written by "routerctl datastore export", unchanged, after
+checking the file. The datastore stays locked until "routerctl datastore unlock".
 
-It must be empty, or hold nothing but keys of the file. With --replace it need only be
-locked, and has the file's keys and no others then. Of what is interrupted a part is
-written; do it again with --replace.
+The datastore must be empty, or hold only keys of the file. With --replace it need
+only be locked, and ends up with exactly the keys of the file. An interrupted import
+leaves part of the keys written; run it again with --replace.
 
-Where the datastore is Kubernetes' API (DATASTORE_TYPE=kubernetes) the objects of the file
-are written that have a place there: of Nodes and pods what routerd says of them. What else
-objects of Kubernetes stand for, such as namespaces for profiles, is left out and counted.`,
+Into the Kubernetes datastore (DATASTORE_TYPE=kubernetes) only objects that have a
+place there are written; of Nodes and pods, only what routerd records on them.
+Whatever other objects of Kubernetes represent, such as namespaces for profiles, is
+left out and counted.`,
 		Example: "  routerctl datastore import -f cluster.jsonl\n  routerctl datastore lock && routerctl datastore import -f cluster.jsonl --replace --dry-run\n  routerctl datastore unlock",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -165,9 +165,9 @@ objects of Kubernetes stand for, such as namespaces for profiles, is left out an
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&file, "filename", "f", "", "what export wrote, or - for standard input")
-	f.BoolVar(&replace, "replace", false, "have the datastore hold these keys and no others")
-	f.BoolVar(&dryRun, "dry-run", false, "say what would be written, without writing it")
+	f.StringVarP(&file, "filename", "f", "", "file written by export, or - for standard input")
+	f.BoolVar(&replace, "replace", false, "replace the content of the datastore with the keys of the file")
+	f.BoolVar(&dryRun, "dry-run", false, "print what would be written, but write nothing")
 	return c
 }
 

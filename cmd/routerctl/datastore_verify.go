@@ -18,13 +18,13 @@ func (a datastoreCommands) verifyCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "verify",
-		Short: "Check all that the datastore, or a file of export, holds",
-		Long: `Read everything that the datastore holds, and say what cannot be read, what breaks the
-rules by which manifests are checked, by itself or beside the rest, and what
-"routerctl ipam check" finds. With -f that is done with what a file of
-"routerctl datastore export" holds, without any datastore.
+		Short: "Check the datastore or an exported file",
+		Long: `Read everything in the datastore and report what cannot be read, what fails the checks
+of manifests, on its own or against the rest, and what "routerctl ipam check" finds.
+With -f, check a file written by "routerctl datastore export" instead; no datastore is
+needed.
 
-The exit code is 0 when nothing is wrong, and 1 otherwise.`,
+The exit code is 0 if nothing is wrong, and 1 otherwise.`,
 		Example: "  routerctl datastore verify\n  routerctl datastore verify -f cluster.jsonl",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -38,7 +38,7 @@ The exit code is 0 when nothing is wrong, and 1 otherwise.`,
 			return a.verifyFile(cmd.Context(), from)
 		},
 	}
-	c.Flags().StringVarP(&file, "filename", "f", "", "what export wrote, or - for standard input")
+	c.Flags().StringVarP(&file, "filename", "f", "", "file written by export, or - for standard input")
 	return c
 }
 

@@ -40,22 +40,23 @@ func (a resourceCommands) deleteCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "delete KIND NAME… | delete -f FILE|DIR|-",
 		Short: "Delete resources",
-		Long: `Delete resources by name, or those that manifests name.
+		Long: `Delete resources by name or from manifests.
 
-An IPPool that workloads still have addresses of is not deleted, unless --force is
-given; see "routerctl pool drain". It is disabled first; nodes take other
-addresses for their tunnel devices; then its empty blocks are given back, and it
-goes. With --force, as with calicoctl, the blocks that are in use stay, and a note
-says how many addresses there are.
+An IPPool from which workloads have addresses is refused unless --force is given; see
+"routerctl pool drain". The pool is first disabled, nodes take other addresses for
+their tunnel devices, the empty blocks are released, and then the pool is deleted.
+With --force, as with calicoctl, blocks in use stay, and a note says how many
+addresses they hold.
 
-A Node takes with it its workload endpoints and their addresses, its tunnel
-addresses, its claims on blocks, the BGPPeers that name it, and its own BGP and
-Felix configurations. Do that only after its daemon has stopped for good.
+Deleting a Node also deletes its workload endpoints and their addresses, its tunnel
+addresses, its block affinities, the BGPPeers that name it, and its own BGP and Felix
+configurations. Delete a Node only after its daemon has stopped for good.
 
-A Tier that policies are in is refused, unless they are deleted by the same
-command. Policies named knp.default.… come from Kubernetes and are deleted there.
+A Tier with policies is refused, unless the same command deletes them. Policies named
+knp.default.… come from Kubernetes; delete them there.
 
-ClusterInformation, the built-in tiers and the profile ` + store.DefaultAllowProfile + `
+ClusterInformation, the built-in tiers and the profile projectcalico-default-allow
+cannot be deleted.` + store.DefaultAllowProfile + `
 cannot be deleted.`,
 		Example: `  routerctl delete ippool old-pool
   routerctl delete node node7
@@ -82,9 +83,9 @@ cannot be deleted.`,
 	}
 	f := c.Flags()
 	in.flags(f)
-	f.BoolVarP(&d.skipMissing, "skip-not-exists", "s", false, "an object that does not exist is no error")
-	f.BoolVar(&d.force, "force", false, "delete a pool although workloads have addresses of it, leave nodes without any BGP session, or end this SSH session")
-	f.BoolVar(&d.dryRun, "dry-run", false, "say what would be deleted, without doing it")
+	f.BoolVarP(&d.skipMissing, "skip-not-exists", "s", false, "ignore resources that do not exist")
+	f.BoolVar(&d.force, "force", false, "delete a pool in use; allow nodes without any BGP session and the end of this SSH session")
+	f.BoolVar(&d.dryRun, "dry-run", false, "print what would be deleted, but delete nothing")
 	a.confirmFlag(f)
 	return c
 }

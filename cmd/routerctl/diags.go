@@ -79,15 +79,15 @@ func hostQuestions() [][2]string {
 func (a diagsCommands) nodeDiagsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diags [FILE]",
-		Short: "Collect what is known of this host in one file",
-		Long: `Collect in one archive what the daemon on this host and its kernel say: state, paths,
-events, routes, sessions, rules, devices, neighbours, counters, the log. A question
-that has no answer, because the daemon or a program is not there, leaves the reason
-in its file and in index.txt; the rest is collected all the same. Of a host of a
-laboratory it has what the daemon says alone.
+		Short: "Collect diagnostics of this host in an archive",
+		Long: `Collect the state of the daemon and the kernel of this host in an archive: state,
+paths, events, routes, sessions, rules, devices, neighbours, counters, the log. If a
+query fails, because the daemon or a program is missing, its file and index.txt hold
+the reason and the rest is still collected. For a host of a lab, only the daemon is
+queried.
 
-FILE is routerd-diags-NODE-TIME.tar.gz unless named; "-" is standard output. It holds
-addresses and names of the cluster, and no password or key.`,
+FILE is routerd-diags-NODE-TIME.tar.gz by default; "-" is standard output. The archive
+contains addresses and names of the cluster, but no password or key.`,
 		Example: "  routerctl node diags\n  routerctl node diags /tmp/node1.tar.gz",
 	}
 	return a.bundling(c, a.hostName, func() []bundleFile {
@@ -105,12 +105,13 @@ addresses and names of the cluster, and no password or key.`,
 func (a diagsCommands) clusterDiagsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diags [FILE]",
-		Short: "Collect what the datastore holds, and whether it is sound, in one file",
-		Long: `Collect in one archive all resources of the cluster, how full pools and blocks are, and
-what the checks of IPAM and of the datastore say. What hosts do is in node diags.
+		Short: "Collect diagnostics of the cluster in an archive",
+		Long: `Collect all resources of the cluster, the usage of pools and blocks, and the results
+of the checks of IPAM and the datastore in an archive. For the state of a host, see
+node diags.
 
-FILE is routerd-diags-cluster-TIME.tar.gz unless named; "-" is standard output. It
-holds addresses and names of the cluster, and no password or key.`,
+FILE is routerd-diags-cluster-TIME.tar.gz by default; "-" is standard output. The
+archive contains addresses and names of the cluster, but no password or key.`,
 		Example: "  routerctl cluster diags\n  routerctl cluster diags - | tar tz",
 	}
 	return a.bundling(c, func(*cobra.Command) string { return "cluster" }, func() []bundleFile {

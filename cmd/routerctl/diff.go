@@ -20,8 +20,8 @@ func (a resourceCommands) validateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "validate -f FILE|DIR|-",
 		Short: "Check manifests without a datastore",
-		Long: `Check manifests each by itself, without a datastore: kinds, fields, values. What they
-mean beside what is stored, apply --dry-run says.`,
+		Long: `Check manifests, each on its own, without a datastore: kinds, fields, values. "apply
+--dry-run" also checks them against the stored resources.`,
 		Example: "  routerctl validate -f manifests/\n  routerctl validate -f - < pool.yaml",
 		Args:    func(_ *cobra.Command, args []string) error { return in.none("validate", args) },
 		RunE: func(*cobra.Command, []string) error {

@@ -18,26 +18,26 @@ func (a doctorCommands) doctorCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "doctor",
-		Short: "Say what is wrong with this host's network, and which command mends it",
-		Long: `Examine this host as it is now: its conditions, sessions, pools and workloads, what
-other programs have in the kernel that stands in the way, where the kernel sends
-packets, and whether they get through the tunnels to other hosts. It takes up to
-some seconds, sends a few probes, and changes nothing.
+		Short: "Diagnose this host's network and name the remedies",
+		Long: `Check this host as it is now: its conditions, sessions, pools and workloads, objects
+of other programs in the kernel that interfere, where the kernel sends packets, and
+whether they get through the tunnels to other hosts. The check takes up to some
+seconds, sends a few probes, and changes nothing.
 
-With --all it looks at the records of the datastore too: what other hosts publish of
-themselves, which of them are not there, addresses that two nodes have, and IPAM's
-records; and it asks the other hosts for the time by their clocks. Without it this host's is
-compared with those of hosts to which tunnels lead, by their latest answers to probes. What
-else a host knows alone, that host's own doctor says.
+With --all, also check the datastore: what other hosts publish of themselves, which of
+them are missing, addresses that two nodes have, and the records of IPAM; and ask the
+other hosts for the time of their clocks. Without --all, this host's clock is compared
+with those of the hosts that tunnels lead to, from their latest answers to probes. For
+everything else that only another host knows, run doctor on that host.
 
-Each thing that is wrong is a line: how bad it is, the host, the name of the check,
-what is wrong, and the command that mends it; the worst comes first. The exit code
-is 0 when nothing is wrong and 1 otherwise.`,
+Each problem is one line: its severity, the host, the name of the check, what is
+wrong, and the command that fixes it; the worst comes first. The exit code is 0 if
+nothing is wrong, and 1 otherwise.`,
 		Example: "  routerctl doctor\n  routerctl doctor --all\n  routerctl doctor -o json",
 		Args:    noArgs,
 	}
 	outputFlag(c, &output)
-	c.Flags().BoolVar(&all, "all", false, "all hosts, by what the datastore has of them")
+	c.Flags().BoolVar(&all, "all", false, "check all hosts, from their records in the datastore")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := checkOutput(output); err != nil {
 			return err

@@ -20,11 +20,11 @@ func (a eventsCommands) eventsCommand() *cobra.Command {
 	var since time.Duration
 	c := &cobra.Command{
 		Use:   "events [PART...]",
-		Short: "Show what happened on this host lately, and why",
+		Short: "Show recent events of this host and their causes",
 		Long: `Show the newest records of the daemon's log, oldest first: sessions, conditions,
-workloads, repairs, each with its cause. The daemon keeps 2048 of them, also those
-that logLevel keeps out of the log itself; of level debug only those that are
-written (see routerctl log-level). PART is a part of the daemon, such as bgp.`,
+workloads, repairs, each with its cause. The daemon keeps 2048 records, including
+those below logLevel; records of level debug are kept only if they are written (see
+routerctl log-level). PART is a part of the daemon, such as bgp.`,
 		Example: "  routerctl events\n  routerctl events bgp --since 10m\n  routerctl events --level warn --watch",
 		Args: func(_ *cobra.Command, args []string) error {
 			req.Parts = args
@@ -32,10 +32,10 @@ written (see routerctl log-level). PART is a part of the daemon, such as bgp.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&req.Level, "level", "info", "debug, info, warn or error: this and above")
-	f.DurationVar(&since, "since", 0, "only what is not older, such as 10m")
-	f.Uint32Var(&req.Limit, "limit", 100, "show the newest of them; 0: all that are kept")
-	f.BoolVarP(&req.Follow, "watch", "w", false, "go on with what comes, until interrupted")
+	f.StringVar(&req.Level, "level", "info", "lowest level to show: debug, info, warn or error")
+	f.DurationVar(&since, "since", 0, "show only events newer than this, e.g. 10m")
+	f.Uint32Var(&req.Limit, "limit", 100, "number of newest events to show; 0: all that are kept")
+	f.BoolVarP(&req.Follow, "watch", "w", false, "follow new events until interrupted")
 	var output string
 	outputFlag(c, &output)
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -118,10 +118,10 @@ func (a eventsCommands) logLevelCommand() *cobra.Command {
 	req := &apiv1.LevelsRequest{}
 	c := &cobra.Command{
 		Use:   "log-level [[PART=]LEVEL...]",
-		Short: "Show or set what the daemon on this host writes to its log",
-		Long: `Show from which level on each part of the daemon writes to its log, after setting
-what is named: LEVEL (debug, info, warn, error) for all parts, PART=LEVEL for one.
-It holds until the daemon ends; logLevel in its configuration is what it starts with.`,
+		Short: "Show or set the log levels of the daemon",
+		Long: `Set log levels, if any are given, and show the level of each part of the daemon. LEVEL
+(debug, info, warn, error) sets all parts, PART=LEVEL one part. A setting lasts until
+the daemon ends; the daemon starts with logLevel of its configuration.`,
 		Example: "  routerctl log-level\n  routerctl log-level bgp=debug\n  routerctl log-level info",
 		Args: func(_ *cobra.Command, args []string) error {
 			for _, arg := range args {

@@ -31,13 +31,13 @@ type input struct {
 func (i *input) flags(f *pflag.FlagSet) {
 	i.fileFlags(f)
 	namespaceFlag(f, &i.namespace)
-	f.BoolVar(&i.skipEmpty, "skip-empty", false, "manifests without any resource are no error")
+	f.BoolVar(&i.skipEmpty, "skip-empty", false, "ignore manifests without any resource")
 }
 
 // fileFlags adds those of which files are meant.
 func (i *input) fileFlags(f *pflag.FlagSet) {
-	f.StringArrayVarP(&i.files, "filename", "f", nil, "a manifest, a directory of manifests, or - for standard input; can be repeated")
-	f.BoolVarP(&i.recursive, "recursive", "R", false, "read the directories in a directory too")
+	f.StringArrayVarP(&i.files, "filename", "f", nil, "manifest, directory of manifests, or - for standard input; repeatable")
+	f.BoolVarP(&i.recursive, "recursive", "R", false, "descend into subdirectories")
 }
 
 // none says that the command line names no manifest; nil: it does.
@@ -146,5 +146,5 @@ func (i input) in() string { return cmp.Or(i.namespace, store.DefaultName) }
 
 // namespaceFlag adds -n.
 func namespaceFlag(f *pflag.FlagSet, to *string) {
-	f.StringVarP(to, "namespace", "n", "", "namespace of resources that lie in one (default "+store.DefaultName+")")
+	f.StringVarP(to, "namespace", "n", "", "namespace of namespaced resources (default "+store.DefaultName+")")
 }

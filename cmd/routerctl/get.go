@@ -39,16 +39,15 @@ func (a resourceCommands) getCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "get KIND[,KIND…] [NAME…] | get -f FILE|DIR|-",
 		Short: "Print resources",
-		Long: `Print resources as a table, or with -o yaml and -o json in a form that apply
-takes back. Kinds: ` + kindList() + `.
+		Long: `Print resources as a table, or with -o yaml or -o json in a form that apply
+accepts. Kinds: ` + kindList() + `.
 
-Workload endpoints, network policies and network sets lie in namespaces: -n names
-one, -A prints all. With -f those are printed that manifests name.
+Workload endpoints, network policies and network sets are namespaced: -n names a
+namespace, -A prints all of them. With -f, print the resources that manifests name.
 
--o custom-columns takes headings of -o wide, or HEADING:.path.to.field; -o jsonpath
-is kubectl's, on what -o json prints.
--o go-template is carried out on a list of lists (.Kind, .Items), or of objects where
-they are named.`,
+-o custom-columns accepts headings of -o wide, or HEADING:.path.to.field. -o jsonpath
+works as in kubectl, on the output of -o json. -o go-template is executed on a list of
+lists (.Kind, .Items), or with names given, on a list of objects.`,
 		Example: `  routerctl get ippools
   routerctl get nodes -o wide
   routerctl get ippool default-ipv4-ippool -o yaml --export > pool.yaml
@@ -95,10 +94,10 @@ they are named.`,
 	f := c.Flags()
 	in.flags(f)
 	f.StringVarP(&format, "output", "o", "table", strings.Join(outputs, ", "))
-	f.StringVarP(&labels, "selector", "l", "", "only objects whose labels match, such as \"rack == 'r1'\"")
-	f.BoolVarP(&q.allNamespaces, "all-namespaces", "A", false, "objects of all namespaces")
-	f.BoolVar(&q.export, "export", false, "leave out what belongs to this cluster: uid, resourceVersion, creationTimestamp, …")
-	f.BoolVarP(&watch, "watch", "w", false, "go on with each change until interrupted")
+	f.StringVarP(&labels, "selector", "l", "", "only objects whose labels match, e.g. \"rack == 'r1'\"")
+	f.BoolVarP(&q.allNamespaces, "all-namespaces", "A", false, "print objects of all namespaces")
+	f.BoolVar(&q.export, "export", false, "omit fields of this cluster: uid, resourceVersion, creationTimestamp, …")
+	f.BoolVarP(&watch, "watch", "w", false, "print changes until interrupted")
 	return c
 }
 

@@ -45,7 +45,7 @@ func (a *app) author() (history.Author, error) {
 }
 
 func (a *app) confirmFlag(f *pflag.FlagSet) {
-	f.Var((*confirmTime)(&a.confirm), "confirm", "have daemons undo it unless routerctl confirm follows within this time, such as 60s")
+	f.Var((*confirmTime)(&a.confirm), "confirm", "revert unless \"routerctl confirm\" follows within this time, e.g. 60s")
 }
 
 // confirmTime is within how long a change is to be confirmed.
@@ -116,15 +116,16 @@ func (a historyCommands) historyCommand() *cobra.Command {
 	var format string
 	c := &cobra.Command{
 		Use:   "history [CHANGE]",
-		Short: "Show who changed what with routerctl",
+		Short: "Show the changes made with routerctl",
 		Long: `Show the last changes that routerctl made to resources, newest first: when, by whom,
-by which command, and what became of those that were to be confirmed. With CHANGE, show
-what it changed. The datastore keeps 100 changes, and at most 4 MiB of them. What
-daemons, calicoctl and others write is not among them, nor are records of IPAM.
+with which command, and whether changes made with --confirm were confirmed or undone.
+With CHANGE, show what it changed. The datastore keeps 100 changes, and at most 4 MiB
+of them. Writes of daemons, calicoctl and other programs are not recorded, nor are
+records of IPAM.
 
-Who it was is what the environment of routerctl said (SUDO_USER, USER): a note for
-people, no proof. A command that writes in several steps makes several changes. The
-Kubernetes datastore has no history.`,
+The user comes from the environment of routerctl (SUDO_USER, USER): it is a note, not
+proof. A command that writes in several steps makes several changes. The Kubernetes
+datastore has no history.`,
 		Example: "  routerctl history\n  routerctl history -o yaml",
 		Args:    atMostOneChange,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -264,10 +265,10 @@ func yamlOfRaw(raw json.RawMessage) ([]byte, error) {
 func (a historyCommands) confirmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm [CHANGE...]",
-		Short: "Let a change stand that is undone otherwise",
-		Long: `Let changes stand that were made with --confirm: those that are named, or the one that
-waits. What nobody confirms in time the daemons undo: whichever of them still reaches
-the datastore, also after it was killed and started again, and whatever became of the
+		Short: "Confirm a change made with --confirm",
+		Long: `Confirm changes made with --confirm: the named ones, or the only pending one. The
+daemons undo a change that is not confirmed in time. Any daemon that reaches the
+datastore does so, even after it was killed and restarted, whatever became of the
 shell in which the change was made.`,
 		Example: "  routerctl apply -f pools.yaml --confirm 60s\n  routerctl confirm",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -316,7 +317,7 @@ func (a historyCommands) undoCommand() *cobra.Command {
 	var how history.Options
 	c := &cobra.Command{
 		Use:   "undo [CHANGE]",
-		Short: "Take back what routerctl changed",
+		Short: "Undo a change made with routerctl",
 		Long: `Make the resources of a change be as they were before: what it made is deleted, what it
 deleted is made again, what it changed is changed back. Without CHANGE it is your newest
 change that is not undone, unless somebody else made one since: then name it.
@@ -352,8 +353,8 @@ ippool" deletes it. Deleted Nodes do not come back this way: their daemons make 
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&how.Force, "force", false, "undo also what others changed since, leave nodes without any BGP session, and end this SSH session")
-	f.BoolVar(&how.DryRun, "dry-run", false, "check everything and say what would be done, without doing it")
+	f.BoolVar(&how.Force, "force", false, "undo even what others changed since; allow nodes without any BGP session and the end of this SSH session")
+	f.BoolVar(&how.DryRun, "dry-run", false, "check everything and print what would be done, but write nothing")
 	return c
 }
 

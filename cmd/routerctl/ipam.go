@@ -19,17 +19,17 @@ import (
 )
 
 func (a ipamCommands) ipamCommand() *cobra.Command {
-	c := &cobra.Command{Use: "ipam", Short: "Addresses: pools, blocks and who has them", Example: "  routerctl ipam show --show-blocks"}
+	c := &cobra.Command{Use: "ipam", Short: "Manage IP addresses: pools, blocks, assignments", Example: "  routerctl ipam show --show-blocks"}
 	var showBlocks, showBorrowed, showConfiguration bool
 	var ip string
 	show := &cobra.Command{
 		Use:   "show",
-		Short: "Show how full pools and blocks are, or who has an address",
-		Long: `Show for each pool, and with --show-blocks for each block, how many addresses
-are in use, reserved and free; or with --ip who has an address.
+		Short: "Show the usage of pools and blocks, or of an address",
+		Long: `Show how many addresses of each pool, and with --show-blocks of each block, are in
+use, reserved and free. With --ip, show who has an address.
 
-An address that was in use before it was reserved counts as both. A record that
-cannot be decoded is named, the others are shown, and the exit code is 1.`,
+An address that was in use before it was reserved counts as both. A record that cannot
+be decoded is named; the others are shown, and the exit code is 1.`,
 		Example: "  routerctl ipam show\n  routerctl ipam show --show-blocks\n  routerctl ipam show --ip=192.168.12.5",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -48,10 +48,10 @@ cannot be decoded is named, the others are shown, and the exit code is 1.`,
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error { return showAddress(ctx, s, a.stdout, addr) })
 		},
 	}
-	show.Flags().BoolVar(&showBlocks, "show-blocks", false, "a line for each block too")
-	show.Flags().BoolVar(&showBorrowed, "show-borrowed", false, "the addresses in use on a node that does not hold their block")
-	show.Flags().BoolVar(&showConfiguration, "show-configuration", false, "IPAM's settings")
-	show.Flags().StringVar(&ip, "ip", "", "say who has this address")
+	show.Flags().BoolVar(&showBlocks, "show-blocks", false, "also show each block")
+	show.Flags().BoolVar(&showBorrowed, "show-borrowed", false, "show addresses in use on a node that does not hold their block")
+	show.Flags().BoolVar(&showConfiguration, "show-configuration", false, "show the settings of IPAM")
+	show.Flags().StringVar(&ip, "ip", "", "show who has this address")
 	c.AddCommand(show, a.ipamCheckCommand(), a.ipamReleaseCommand(), a.ipamConfigureCommand(), a.ipamSplitCommand())
 	return c
 }

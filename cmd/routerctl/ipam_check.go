@@ -29,13 +29,13 @@ func (a ipamCommands) ipamCheckCommand() *cobra.Command {
 	var o checkOptions
 	c := &cobra.Command{
 		Use:   "check",
-		Short: "Check IPAM's records against endpoints, nodes and each other",
-		Long: `Compare IPAM's records with endpoints, nodes and each other, and say of each
-thing that is wrong why, and what cures it.
+		Short: "Check the records of IPAM",
+		Long: `Check the records of IPAM against endpoints, nodes and each other. Each problem is
+listed with its reason and remedy.
 
-The exit code is 0 when nothing is wrong, and 1 otherwise. With --fix, what no
-host would mend is mended: what belongs to nodes that do not exist, and handles
-that hold nothing. What a living host has is for that host to judge.`,
+The exit code is 0 if nothing is wrong, and 1 otherwise. --fix repairs what no host
+would repair: records of nodes that do not exist, and handles that hold nothing.
+Records of a living host are left to that host.`,
 		Example: "  routerctl ipam check\n  routerctl ipam check --show-problem-ips -o report.json\n  routerctl ipam check --fix",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -43,10 +43,10 @@ that hold nothing. What a living host has is for that host to judge.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&o.output, "output", "o", "", "write a report to this file, for `routerctl ipam release --from-report`")
-	f.BoolVar(&o.all, "show-all-ips", false, "print every address that is allocated, and whose it is")
-	f.BoolVar(&o.problems, "show-problem-ips", false, "print every address with a problem, and not only how many there are")
-	f.BoolVar(&o.fix, "fix", false, "mend what belongs to nodes that do not exist, and handles that hold nothing")
+	f.StringVarP(&o.output, "output", "o", "", "write a report to this file, for \"routerctl ipam release --from-report\"")
+	f.BoolVar(&o.all, "show-all-ips", false, "print every allocated address and who has it")
+	f.BoolVar(&o.problems, "show-problem-ips", false, "print every address with a problem, not only their number")
+	f.BoolVar(&o.fix, "fix", false, "remove records of nodes that do not exist, and empty handles")
 	return c
 }
 

@@ -19,11 +19,11 @@ func (a ipamCommands) ipamConfigureCommand() *cobra.Command {
 	var limit int
 	c := &cobra.Command{
 		Use:   "configure",
-		Short: "Change IPAM's settings for the whole cluster",
-		Long: `Change IPAM's settings for the whole cluster.
+		Short: "Change the IPAM settings of the cluster",
+		Long: `Change the settings of IPAM for the whole cluster.
 
-With strict affinity a host gives addresses of its own blocks alone, and never
-borrows; a limit of blocks per host needs it.`,
+With strict affinity a host assigns addresses only from its own blocks and never
+borrows. A limit of blocks per host requires it.`,
 		Example: "  routerctl ipam configure --strictaffinity=true --max-blocks-per-host=4",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,8 +46,8 @@ borrows; a limit of blocks per host needs it.`,
 			})
 		},
 	}
-	c.Flags().BoolVar(&strict, "strictaffinity", false, "whether hosts give addresses of their own blocks alone")
-	c.Flags().IntVar(&limit, "max-blocks-per-host", 0, "how many blocks a host may hold; 0: 20")
+	c.Flags().BoolVar(&strict, "strictaffinity", false, "assign addresses only from the host's own blocks")
+	c.Flags().IntVar(&limit, "max-blocks-per-host", 0, "number of blocks that a host may hold; 0: 20")
 	return c
 }
 
@@ -87,11 +87,11 @@ func (a ipamCommands) ipamSplitCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "split NUMBER",
 		Short: "Split a pool into smaller ones",
-		Long: `Split a pool into NUMBER pools of the same size and settings, in one
-transaction. NUMBER is a power of two. Blocks and addresses stay as they are.
+		Long: `Split a pool into NUMBER pools of the same size and settings, in one transaction.
+NUMBER is a power of two. Blocks and addresses stay as they are.
 
-The datastore has to be locked, as "routerctl datastore lock" does it, so that no
-address is given meanwhile, or --force has to be given.`,
+Lock the datastore first with "routerctl datastore lock", so that no address is
+assigned meanwhile. Otherwise --force is required.`,
 		Example: "  routerctl datastore lock\n  routerctl ipam split 4 --name=default-ipv4-ippool\n  routerctl datastore unlock",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -107,9 +107,9 @@ address is given meanwhile, or --force has to be given.`,
 			})
 		},
 	}
-	c.Flags().StringVar(&name, "name", "", "the pool's name")
-	c.Flags().StringVar(&cidr, "cidr", "", "the pool's CIDR")
-	c.Flags().BoolVar(&force, "force", false, "although the datastore is not locked")
+	c.Flags().StringVar(&name, "name", "", "name of the pool")
+	c.Flags().StringVar(&cidr, "cidr", "", "CIDR of the pool")
+	c.Flags().BoolVar(&force, "force", false, "split although the datastore is not locked")
 	return c
 }
 

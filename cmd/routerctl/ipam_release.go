@@ -21,13 +21,13 @@ func (a ipamCommands) ipamReleaseCommand() *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use:   "release",
-		Short: "Release addresses that nobody uses",
-		Long: `Release addresses, or the leaks of a report of ` + "`routerctl ipam check -o`" + `.
+		Short: "Release unused addresses",
+		Long: `Release addresses, or the leaks of a report of "routerctl ipam check -o".
 
-An address that an endpoint, a node or a host's reserve has is not released
-without --force. Of a report, only what it calls not in use is released, and
-only if it was not given anew since; with several reports, what all of them
-call so.`,
+An address held by an endpoint, a node or a host's reserve is refused without --force.
+From a report, only addresses that it calls not in use are released, and only if they
+were not assigned again since. With several reports, all of them must call an address
+not in use.`,
 		Example: "  routerctl ipam release --ip=192.168.12.5\n  routerctl ipam release --from-report=report.json",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -47,9 +47,9 @@ call so.`,
 			})
 		},
 	}
-	c.Flags().StringSliceVar(&ips, "ip", nil, "release this address; may be given several times")
-	c.Flags().StringSliceVar(&reports, "from-report", nil, "release the leaks of this report; may be given several times")
-	c.Flags().BoolVar(&force, "force", false, "release an address although somebody has it")
+	c.Flags().StringSliceVar(&ips, "ip", nil, "address to release; repeatable")
+	c.Flags().StringSliceVar(&reports, "from-report", nil, "release the leaks of this report; repeatable")
+	c.Flags().BoolVar(&force, "force", false, "release an address in use")
 	return c
 }
 

@@ -12,7 +12,7 @@ import (
 func (a kubernetesCommands) kubernetesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "kubernetes",
-		Short:   "What a Kubernetes cluster needs for routerd",
+		Short:   "Print what a Kubernetes cluster needs for routerd",
 		Example: "  routerctl kubernetes crds",
 	}
 	cmd.AddCommand(a.crdsCommand())
@@ -23,11 +23,11 @@ func (a kubernetesCommands) crdsCommand() *cobra.Command {
 	var group string
 	cmd := &cobra.Command{
 		Use:   "crds",
-		Short: "Print the definitions of the custom resources",
-		Long: `Print the definitions of the custom resources in which a cluster's API holds
-routerd's resources, for kubectl. A new cluster takes projectcalico.org/v3, which
-kubectl shows as they are. One that has Calico's crd.projectcalico.org/v1 keeps
-these, and routerd uses them as Calico does.`,
+		Short: "Print the custom resource definitions",
+		Long: `Print the custom resource definitions for kubectl with which a cluster's API holds
+routerd's resources. A new cluster uses projectcalico.org/v3, which kubectl shows as
+they are. A cluster with Calico's crd.projectcalico.org/v1 keeps these, and routerd
+uses them as Calico does.`,
 		Example: `  routerctl kubernetes crds | kubectl apply --server-side -f -
   routerctl kubernetes crds --group crd.projectcalico.org/v1 | kubectl diff -f -`,
 		Args: noArgs,
@@ -44,6 +44,6 @@ these, and routerd uses them as Calico does.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&group, "group", convert.V3.APIVersion(), "crd.projectcalico.org/v1 or projectcalico.org/v3")
+	cmd.Flags().StringVar(&group, "group", convert.V3.APIVersion(), "API group: crd.projectcalico.org/v1 or projectcalico.org/v3")
 	return cmd
 }

@@ -27,8 +27,8 @@ func (a resourceCommands) labelCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "label KIND NAME KEY=VALUE | label KIND NAME KEY --remove",
 		Short: "Set, change or remove a label of a resource",
-		Long: `Set, change or remove one label of a resource. A label that is there with another
-value is changed only with --overwrite. KEY- removes a label too, as kubectl has it.`,
+		Long: `Set, change or remove one label of a resource. --overwrite is required to change the
+value of an existing label. KEY- also removes a label, as in kubectl.`,
 		Example: `  routerctl label node node1 rack=r1
   routerctl label node node1 rack=r2 --overwrite
   routerctl label node node1 rack --remove`,
@@ -53,7 +53,7 @@ value is changed only with --overwrite. KEY- removes a label too, as kubectl has
 	f := c.Flags()
 	f.BoolVar(&l.remove, "remove", false, "remove the label")
 	f.BoolVar(&l.overwrite, "overwrite", false, "change a label that has another value")
-	f.BoolVar(&l.force, "force", false, "leave nodes without any BGP session, and end this SSH session")
+	f.BoolVar(&l.force, "force", false, "allow nodes without any BGP session and the end of this SSH session")
 	namespaceFlag(f, &namespace)
 	a.confirmFlag(f)
 	return c

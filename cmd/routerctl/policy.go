@@ -212,16 +212,16 @@ func (a policyCommands) flowsCommand() *cobra.Command {
 	req := &apiv1.FlowsRequest{}
 	c := &cobra.Command{
 		Use:   "flows [ENDPOINT]",
-		Short: "Show recent verdicts of rules on this host",
-		Long: `Show the last connections that rules on this host allowed, denied, logged, or that
-staged rules would have judged, oldest first. The daemon keeps the last 4096; of a
-burst that the kernel cannot hand over some are missing, and their number is told.`,
+		Short: "Show recent verdicts of the rules on this host",
+		Long: `Show the last connections that rules on this host allowed, denied or logged, or that
+staged rules would have judged, oldest first. The daemon keeps the last 4096. In a
+burst the kernel may drop records; their number is shown.`,
 		Example: "  routerctl flows\n  routerctl flows --denied --limit 20\n  routerctl flows default/web-0",
 		Args:    endpointArg(&req.Endpoint),
 	}
 	f := c.Flags()
-	f.Uint32Var(&req.Limit, "limit", 100, "show the newest of them; 0: all that are kept")
-	f.BoolVar(&req.Denied, "denied", false, "only what was denied")
+	f.Uint32Var(&req.Limit, "limit", 100, "number of newest connections to show; 0: all that are kept")
+	f.BoolVar(&req.Denied, "denied", false, "show only denied connections")
 	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.FlowsResponse, error) {
 		return op.Flows(ctx, req)
 	},

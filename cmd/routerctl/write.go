@@ -50,48 +50,46 @@ func (a resourceCommands) writeCommand(v verb) *cobra.Command {
 	}
 	const whole = `
 
-All files and all documents are checked first, each by itself, beside the others
-and beside what is stored. If anything is wrong, nothing is written. All is then
-written in one transaction, so that nothing is ever half applied; only more than
-126 objects take several.
+All manifests are checked before anything is written: each on its own, against the
+others, and against the stored resources. If a check fails, nothing is written. All
+resources are written in one transaction; only more than 126 objects need several.
 
-A new IPPool must be apart from other pools, from the ranges of services, from
-the networks of all nodes, and from the addresses and routes of this host. A mode
-that some node says it cannot accept (its kernel has no such tunnel) is refused,
-naming the node; so is a change that leaves a node without any configured BGP
-session, and one after which the rules or pools of this host would not let the SSH
-session go on in which the command is given.
+A new IPPool must not overlap other pools, the ranges of services, the networks of any
+node, or the addresses and routes of this host. A mode that a node reports it cannot
+accept (its kernel has no such tunnel) is refused, and the node is named. So is a
+change that leaves a node without any configured BGP session, or after which the rules
+or pools of this host would end the SSH session in which the command runs.
 
-After a change of an IPPool's mode it waits some seconds for what the nodes say of
-it: peers to which probes do not get through in the new mode stay as they were, and
-are named with the reason.`
+After a change of an IPPool's mode, the command waits some seconds for the nodes to
+report. Peers that probes do not reach in the new mode keep the old one; they are
+named with the reason.`
 	switch v {
 	case apply:
 		cmd.Use = "apply -f FILE|DIR|-"
-		cmd.Short = "Create what is missing and change what is there"
-		cmd.Long = "Make the stored resources be as the manifests say: create what is missing, change\nwhat differs, leave alone what does not. A manifest with a resourceVersion is an\nupdate of that very version." + whole
+		cmd.Short = "Create or update resources from manifests"
+		cmd.Long = "Create or update resources so that they match the manifests. Resources that match already\nare not written. A manifest with a resourceVersion updates only that version." + whole
 		cmd.Example = "  routerctl apply -f pools.yaml\n  routerctl apply -f manifests/ --dry-run\n  routerctl get ippool a -o yaml | sed s/Always/CrossSubnet/ | routerctl apply -f -"
 	case create:
 		cmd.Use = "create -f FILE|DIR|-"
 		cmd.Short = "Create resources that do not exist yet"
-		cmd.Long = "Create resources. One that exists already, or a manifest with a resourceVersion, is\nan error." + whole
+		cmd.Long = "Create resources. A resource that exists already is an error, and so is a manifest with a\nresourceVersion." + whole
 		cmd.Example = "  routerctl create -f pools.yaml\n  routerctl create -f - < peer.yaml"
 	case replace:
 		cmd.Use = "replace -f FILE|DIR|-"
 		cmd.Short = "Replace resources that exist"
-		cmd.Long = "Replace resources by what the manifests say. One that does not exist is an error." + whole
+		cmd.Long = "Replace existing resources with the manifests. A resource that does not exist is an error." + whole
 		cmd.Example = "  routerctl replace -f pools.yaml"
 	}
 	f := cmd.Flags()
 	in.flags(f)
 	if v != replace {
-		f.BoolVar(&c.ignoreRoutes, "ignore-host-routes", false, "make a pool although an address or a route of this host overlaps it")
+		f.BoolVar(&c.ignoreRoutes, "ignore-host-routes", false, "allow a pool that overlaps an address or route of this host")
 	}
 	if v == create {
-		f.BoolVar(&w.skipExists, "skip-exists", false, "leave alone what exists already, which is no error then")
+		f.BoolVar(&w.skipExists, "skip-exists", false, "skip resources that exist already")
 	}
-	f.BoolVar(&c.force, "force", false, "give a pool a mode although a node says that it cannot take it in, have nodes move to it whatever their probes say, leave nodes without any BGP session, and end this SSH session")
-	f.BoolVar(&w.dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
+	f.BoolVar(&c.force, "force", false, "allow a pool mode that a node cannot accept or that probes fail in, nodes without any BGP session, and the end of this SSH session")
+	f.BoolVar(&w.dryRun, "dry-run", false, "check everything and print what would be done, but write nothing")
 	a.confirmFlag(f)
 	return cmd
 }
