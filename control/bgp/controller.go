@@ -120,6 +120,8 @@ type Controller struct {
 	applied  bool        // the speaker does what the view wanted, but for these addresses; drive's
 	whole    atomic.Bool // more than these addresses may be another
 
+	adjacency adjacency
+
 	files   *secretFiles
 	objects *secretObjects // nil: there are none
 
@@ -137,10 +139,6 @@ type Controller struct {
 	routerID   netip.Addr
 	ignored    []string
 	links      map[string][]netip.Prefix
-
-	devices    []string // that were asked for
-	adjacent   map[string]Link
-	neighbours map[string]found
 }
 
 // New returns a controller. Nothing happens before [Controller.Run].
@@ -367,14 +365,15 @@ func (c *Controller) reconcile(ctx context.Context) bool {
 
 // apply has the speaker and BFD do what a configuration asks for, with what it leaves to links and secrets filled in.
 func (c *Controller) apply(ctx context.Context, cfg Config) (Config, error) {
-	cfg = c.secrets(ctx, c.onLinks(cfg))
+	cfg, devices, changed := c.adjacency.resolve(cfg)
+	if changed && c.opts.Devices != nil {
+		c.opts.Devices(devices)
+	}
+	cfg = c.secrets(ctx, cfg)
 	c.listen(&cfg)
 	err := c.speaker.Apply(ctx, cfg)
 	if c.bfd != nil {
-		c.mu.Lock()
-		adjacent := c.adjacent
-		c.mu.Unlock()
-		c.bfd.watch(bfdSessions(&cfg, adjacent))
+		c.bfd.watch(bfdSessions(&cfg, c.adjacency.now()))
 	}
 	return cfg, err
 }

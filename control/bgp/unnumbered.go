@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/routerd/routerd/control/bgp/engine"
 	"github.com/routerd/routerd/control/bgp/engine/wire"
@@ -30,22 +31,42 @@ type found struct {
 	router bool // it advertised itself
 }
 
+// adjacency is who is on the links of this host's devices, and who of them the sessions over
+// link-local addresses were given. Its methods may be called from any goroutine; the zero value is ready.
+type adjacency struct {
+	mu      sync.Mutex
+	links   map[string]Link
+	given   map[string]found
+	devices []string // that were asked for
+}
+
 // SetAdjacent says who is on the links of the devices that [Options.Devices]
 // was called with. It may be called at any time, also before.
 func (c *Controller) SetAdjacent(links map[string]Link) {
-	c.mu.Lock()
-	same := reflect.DeepEqual(links, c.adjacent)
-	c.adjacent = links
-	c.mu.Unlock()
-	if !same {
+	if c.adjacency.set(links) {
 		c.poke()
 	}
 }
 
-// onLinks gives the sessions over link-local addresses their addresses, and
-// says which devices it wants to hear of.
-func (c *Controller) onLinks(cfg Config) Config {
-	var devices []string
+// set reports whether that is something else than was known.
+func (a *adjacency) set(links map[string]Link) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	same := reflect.DeepEqual(links, a.links)
+	a.links = links
+	return !same
+}
+
+// now returns what is known. It is replaced as a whole: it is not to be changed.
+func (a *adjacency) now() map[string]Link {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.links
+}
+
+// resolve gives the sessions over link-local addresses their addresses. It returns
+// the devices, sorted, on whose links they are, and whether these are others than before.
+func (a *adjacency) resolve(cfg Config) (out Config, devices []string, changed bool) {
 	for _, p := range cfg.Peers {
 		if p.Interface != "" && p.Problem == "" {
 			devices = append(devices, p.Interface)
@@ -53,15 +74,12 @@ func (c *Controller) onLinks(cfg Config) Config {
 	}
 	slices.Sort(devices)
 	devices = slices.Compact(devices)
-	c.mu.Lock()
-	changed := !slices.Equal(devices, c.devices)
-	c.devices = devices
-	cfg, c.neighbours = onLinks(cfg, c.adjacent, c.neighbours)
-	c.mu.Unlock()
-	if changed && c.opts.Devices != nil {
-		c.opts.Devices(devices)
-	}
-	return cfg
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	changed = !slices.Equal(devices, a.devices)
+	a.devices = devices
+	out, a.given = onLinks(cfg, a.links, a.given)
+	return out, devices, changed
 }
 
 // onLinks resolves the sessions over link-local addresses: a peer gets the
