@@ -318,17 +318,19 @@ func (a historyCommands) undoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "undo [CHANGE]",
 		Short: "Undo a change made with routerctl",
-		Long: `Make the resources of a change be as they were before: what it made is deleted, what it
-deleted is made again, what it changed is changed back. Without CHANGE it is your newest
-change that is not undone, unless somebody else made one since: then name it.
+		Long: `Undo a change: delete the resources that it created, recreate those that it deleted,
+and restore those that it changed. Without CHANGE, undo your newest change that is not
+undone. If somebody else has made a change since, name the change.
 
-What others changed in the same resources meanwhile stays. Where they changed the same
-fields, or made or deleted the resource, nothing is undone, and resource, revision and
-fields are named; with --force it is, and what they did is lost. What would leave a node
-without any configured BGP session, or policies without their tier, is refused as well.
+What others changed in the same resources meanwhile stays. If they changed the same
+fields, or created or deleted the resource, nothing is undone, and the resource,
+revision and fields are named; --force undoes the change anyway, and their changes are
+lost. An undo that would leave a node without any configured BGP session, or policies
+without their tier, is also refused.
 
-A pool that the change made is disabled while nodes have blocks of it; "routerctl delete
-ippool" deletes it. Deleted Nodes do not come back this way: their daemons make them.`,
+A pool that the change created is disabled while nodes have blocks of it; delete it
+with "routerctl delete ippool". Deleted Nodes are not restored: their daemons recreate
+them.`,
 		Example: "  routerctl apply -f pools.yaml\n  routerctl undo --dry-run\n  routerctl undo",
 		Args:    atMostOneChange,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -18,16 +18,16 @@ import (
 )
 
 func (a nodeCommands) nodeCommand() *cobra.Command {
-	c := &cobra.Command{Use: "node", Short: "This host", Example: "  routerctl node status"}
+	c := &cobra.Command{Use: "node", Short: "Show and control this host", Example: "  routerctl node status"}
 	var output string
 	status := &cobra.Command{
 		Use:   "status",
-		Short: "Show whether this host is well: BGP sessions, address, datastore, pools",
-		Long: `Show this host's BGP sessions as calicoctl does, then its address and where it
-came from, the datastore, the daemon's health, and every pool that cannot be
-served here, with the reason and what to do.
+		Short: "Show the status of this host: BGP sessions, address, datastore, pools",
+		Long: `Show this host's BGP sessions as calicoctl does, then its address and the source of
+that, the datastore, the daemon's health, and every pool that this host cannot serve,
+with the reason and the remedy.
 
-The exit code is 0 when the host is live and ready, else 1. A BGP session that
+The exit code is 0 if the host is live and ready, and 1 otherwise. A BGP session that
 is down does not make a host unready.`,
 		Example: "  routerctl node status\n  routerctl node status -o json\n  routerctl --lab demo --host node2 node status",
 		Args:    noArgs,

@@ -19,19 +19,20 @@ func (a nodeCommands) nodeChecksystemCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "checksystem",
 		Aliases: []string{"check-system"},
-		Short:   "Check whether this host's kernel has what routerd needs",
-		Long: `Check the version of this host's kernel and each feature that routerd needs, by the
-modules that are loaded, those that can be, those that are built in, and the kernel's
-configuration. It needs neither a daemon nor root, and loads nothing.
+		Short:   "Check whether this host's kernel has the features that routerd needs",
+		Long: `Check the kernel's version and each feature that routerd needs, from the modules that
+are loaded, loadable or built in, and from the kernel's configuration. The check needs
+neither a daemon nor root, and loads nothing.
 
-Each feature is OK, a WARNING (a part of routerd does not work, or nothing tells), or
-FAIL (nothing works), with what it is for and the cure. The exit code is 1 if anything
-is FAIL. Whether the kernel then does what a pool asks of it, node status says.`,
+Each feature is OK, WARNING (part of routerd does not work, or the feature cannot be
+determined), or FAIL (nothing works), with its purpose and the remedy. The exit code
+is 1 if any feature is FAIL. Whether the kernel then does what a pool needs, node
+status shows.`,
 		Example: "  routerctl node checksystem\n  routerctl node checksystem -o json",
 		Args:    noArgs,
 	}
 	outputFlag(c, &output)
-	c.Flags().StringVarP(&config, "kernel-config", "f", "", "file of the kernel's configuration (default /proc/config.gz, /boot/config-VERSION and where sources are)")
+	c.Flags().StringVarP(&config, "kernel-config", "f", "", "kernel configuration file (default /proc/config.gz, /boot/config-VERSION or beside the kernel sources)")
 	c.RunE = func(*cobra.Command, []string) error {
 		if err := checkOutput(output); err != nil {
 			return err

@@ -25,31 +25,33 @@ func (a nodeCommands) nodeDrainCommand() *cobra.Command {
 	var o drainOptions
 	c := &cobra.Command{
 		Use:   "drain [NODE]",
-		Short: "Have traffic leave a host before it goes",
-		Long: `Have traffic leave a host, this one unless NODE names another. No workload starts
-there any more, and what it advertises carries the community GRACEFUL_SHUTDOWN and
-the least LOCAL_PREF (RFC 8326), so that BGP peers with another way take that. What
-runs keeps running, and nothing is withdrawn.
+		Short: "Move traffic away from a host before it stops",
+		Long: `Move traffic away from a host: this one, or NODE. No new workload starts there, and
+its routes are advertised with the community GRACEFUL_SHUTDOWN and the lowest
+LOCAL_PREF (RFC 8326), so that BGP peers prefer another path if they have one.
+Workloads keep running, and nothing is withdrawn.
 
-With --wait, on the host itself, wait until its workloads are sent nothing for a
-while, and then withdraw what it advertises. When they still are sent something
-after --wait-timeout, the host stays as it is and the exit code is 1. Then stop the daemon.`,
+With --wait, which works only on the host itself, wait until its workloads have
+received nothing for a while, then withdraw its routes. If they still receive traffic
+after --wait-timeout, the host stays drained without withdrawal and the exit code is
+1. After a successful wait, stop the daemon.`,
 		Example: "  routerctl node drain --wait && systemctl stop routerd\n  routerctl node drain node3\n  routerctl node undrain node3",
 		Args:    cobra.MaximumNArgs(1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return a.drain(cmd, args, o) },
 	}
 	f := c.Flags()
-	f.BoolVar(&o.wait, "wait", false, "wait until this host's workloads are sent nothing, then withdraw")
-	f.DurationVar(&o.timeout, "wait-timeout", 5*time.Minute, "how long to wait at most")
-	f.DurationVar(&o.quiet, "quiet", 5*time.Second, "for how long nothing may have been sent")
+	f.BoolVar(&o.wait, "wait", false, "wait until this host's workloads receive nothing, then withdraw its routes")
+	f.DurationVar(&o.timeout, "wait-timeout", 5*time.Minute, "maximum time to wait")
+	f.DurationVar(&o.quiet, "quiet", 5*time.Second, "time without traffic after which the host counts as idle")
 	return c
 }
 
 func (a nodeCommands) nodeUndrainCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:     "undrain [NODE]",
-		Short:   "Take a host that was drained into service again",
-		Long:    "Take a host, this one unless NODE names another, into service again: workloads may\nstart there, and it advertises as before.",
+		Use:   "undrain [NODE]",
+		Short: "Return a drained host to service",
+		Long: `Return a drained host to service: this one, or NODE. Workloads may start there again,
+and the host advertises its routes as before.`,
 		Example: "  routerctl node undrain\n  routerctl node undrain node3",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -16,19 +16,18 @@ import (
 func (a nodeCommands) pathsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "paths",
-		Short: "Show how the network reaches every other host: address, NAT, packet size",
-		Long: `Show, for every other host and address family, where tunnels send to and why,
-whether probes are answered there, and what was measured:
+		Short: "Show the underlay path to every other host: address, NAT, MTU",
+		Long: `Show, for every other host and address family, the address to which tunnels send and
+why, whether probes are answered there, and what was measured:
 
-  ADDRESS  with a port where a translator has another than VXLAN's
-  ANSWERS  to the probes that go in the tunnel's own form
-  SOURCE   any: packets from any port get there; fixed: only those from VXLAN's
-           own port, so data is sent from it, which one network path carries
-  MTU      the largest packet that gets there, where that is less than the
-           uplink's
+  ADDRESS  with a port where NAT changes VXLAN's port
+  ANSWERS  to probes sent in the encapsulation of the tunnel
+  SOURCE   any: packets from any source port arrive; fixed: only those from VXLAN's
+           own port arrive, so data is sent from that port, over one network path
+  MTU      the largest packet that arrives, if less than the uplink's MTU
   NEAR     whether the host itself answers as a neighbour on our own subnet
 
-With -o yaml, every address that is tried, with its state.`,
+-o yaml shows every address that is tried, with its state.`,
 		Example: "  routerctl node paths\n  routerctl node paths -o yaml\n  routerctl --lab demo --host node2 node paths",
 		Args:    noArgs,
 	}

@@ -17,21 +17,21 @@ func (a nodeCommands) nodeTunnelsCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "tunnels",
-		Short: "Show what probes found of the tunnels to each node",
-		Long: `Show, for each node and each form in which packets go there or are to go there,
-whether probes through the tunnel arrive, how large a packet gets there, how
-fast a short TCP transfer was, and which offloads of the tunnel's device had to
-be switched off because they spoil packets.
+		Short: "Show what probes measured of the tunnels to each node",
+		Long: `Show, for each node and each encapsulation that is or will be used towards it, whether
+probes arrive through the tunnel, the largest packet that arrives, the speed of a
+short TCP transfer, and which offloads of the tunnel's device are off because they
+corrupt packets.
 
-An offload that was switched off stays so until the kernel, the network card or
-the node's address is another. After a cure, --retry has the tunnels to a node
-measured anew with everything on that no other node needs off: if the fault is
-still there, packets are lost for a moment.`,
+An offload stays off until the kernel, the network card or the node's address changes.
+After fixing the cause, use --retry to measure the tunnels to a node again, with every
+offload on that no other node needs off. If the fault persists, packets are lost for a
+moment.`,
 		Example: "  routerctl node tunnels\n  routerctl node tunnels -o json\n  routerctl node tunnels --retry node2",
 		Args:    noArgs,
 	}
-	c.Flags().StringSliceVar(&retry, "retry", nil, "measure the tunnels to these nodes anew, as if nothing were known of them")
-	c.Flags().BoolVar(&all, "retry-all", false, "measure all tunnels anew")
+	c.Flags().StringSliceVar(&retry, "retry", nil, "discard the results for these nodes and measure their tunnels again")
+	c.Flags().BoolVar(&all, "retry-all", false, "discard all results and measure every tunnel again")
 	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.TunnelsResponse, error) {
 		return op.Tunnels(ctx, &apiv1.TunnelsRequest{Retry: retry, RetryAll: all})
 	},

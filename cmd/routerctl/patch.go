@@ -28,12 +28,12 @@ func (a resourceCommands) patchCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "patch KIND NAME -p PATCH",
 		Short: "Change some fields of a resource",
-		Long: `Change some fields of a resource by a patch in JSON or YAML. What comes of it is
-checked as with apply.
+		Long: `Change some fields of a resource with a patch in JSON or YAML. The result is checked
+as with apply.
 
-Types: merge (RFC 7386; null removes a member, a list is replaced), json (RFC 6902;
-a list of operations), and strategic, the default, which for these resources means
-what merge does: none of their lists is merged by a key.`,
+Types: merge (RFC 7386; null removes a member, a list is replaced), json (RFC 6902; a
+list of operations), and strategic, the default, which is the same as merge for these
+resources, because none of their lists is merged by a key.`,
 		Example: `  routerctl patch ippool default-ipv4-ippool -p '{"spec": {"natOutgoing": true}}'
   routerctl patch node node1 -p 'spec: {bgp: {routeReflectorClusterID: 10.0.0.1}}'
   routerctl patch bgppeer tor1 --type json -p '[{"op": "remove", "path": "/spec/password"}]'`,
@@ -58,10 +58,10 @@ what merge does: none of their lists is merged by a key.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVarP(&text, "patch", "p", "", "the patch, in JSON or YAML")
-	f.StringVarP(&p.kind, "type", "t", "strategic", "strategic, merge or json")
-	f.BoolVar(&p.dryRun, "dry-run", false, "check everything and say what would be done, without doing it")
-	f.BoolVar(&p.force, "force", false, "as with apply")
+	f.StringVarP(&text, "patch", "p", "", "patch in JSON or YAML")
+	f.StringVarP(&p.kind, "type", "t", "strategic", "type of the patch: strategic, merge or json")
+	f.BoolVar(&p.dryRun, "dry-run", false, "check everything and print what would be done, but write nothing")
+	f.BoolVar(&p.force, "force", false, "see apply --force")
 	namespaceFlag(f, &namespace)
 	a.confirmFlag(f)
 	return c

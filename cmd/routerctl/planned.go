@@ -30,27 +30,30 @@ func (a resourceCommands) planCommand() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
 		Use:   "plan -f FILE|DIR|-",
-		Short: "Show what apply would do to resources, pools, each node's BGP and kernel",
+		Short: "Show what apply would change in resources, pools, BGP and kernels",
 		Long: `Show what apply would do, without doing it:
 
-  - the resources that would change, as "routerctl diff" has it;
-  - of each IPPool that would change: the addresses and blocks of it that are in use, the
-    nodes that would take addresses of it or no longer, and how its packets would go;
-  - each node's BGP sessions that would come, end, start anew or change without that, with
-    the settings that differ, and the prefixes that it would announce or withdraw. This
-    host's daemon computes that for all nodes, by what decides it when the change is made;
-  - what would come (+), go (-) or become another (~) in each host's kernel once all hosts
-    have followed: routes with their next hops, devices, addresses; endpoints that other
-    rules judge, policies, sets; the addresses in use there; and what the host would write
-    into its Node's annotations. Each host's daemon is asked, over the datastore, and
-    computes it by what will do it. A host that cannot be asked is listed with the reason.
+  - resources: what would change, as shown by "routerctl diff";
+  - pools: for each IPPool that would change, its addresses and blocks in use, the nodes
+    that would start or stop taking addresses from it, and how its packets would be
+    encapsulated;
+  - BGP: for each node, the sessions that would be added, removed, restarted or changed
+    without a restart, with the settings that differ, and the prefixes that the node would
+    advertise or withdraw. This host's daemon computes this for all nodes, with the code
+    that decides when the change is made;
+  - kernel: what would be added (+), removed (-) or changed (~) in each host's kernel once
+    all hosts have followed: routes with their next hops, devices, addresses; endpoints
+    with changed rules, policies, sets; the addresses in use there; and changes of the
+    annotations of the host's Node. Each host's daemon is asked over the datastore, and
+    computes this with the code that would apply it. A host that cannot be asked is listed
+    with the reason.
 
-It ends with exit code 1 when apply would refuse it, and says why.
+The exit code is 1 if apply would refuse the manifests; the reason is shown.
 
-What is not looked at: what peers outside the cluster make of it; passwords' files;
-neighbours on a link, whom only their host knows. Of an address that a host is yet to
-take for a tunnel it is said which host takes it. Peers to which probes do not get
-through in a pool's new mode stay in the old.`,
+Not considered: the reaction of peers outside the cluster, password files, and neighbours
+on a link, which only their host knows. If a host still has to take an address for a
+tunnel, only the host is named. Peers that probes do not reach in a pool's new mode keep
+the old one.`,
 		Example: "  routerctl plan -f manifests/",
 		Args:    func(_ *cobra.Command, args []string) error { return in.none("plan", args) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -62,7 +65,7 @@ through in a pool's new mode stay in the old.`,
 		},
 	}
 	in.flags(c.Flags())
-	c.Flags().BoolVar(&all, "all", false, fmt.Sprintf("show all of a node, not only %d of each kind", shownSessions))
+	c.Flags().BoolVar(&all, "all", false, fmt.Sprintf("show all changes of a node, not only %d of each kind", shownSessions))
 	return c
 }
 

@@ -19,7 +19,7 @@ const (
 // cluster that kubectl goes to, with the same user's rights.
 func (a *app) asPlugin(root *cobra.Command) {
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: pluginCall}
-	root.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "the kubeconfig (default $KUBECONFIG, else ~/.kube/config)")
+	root.PersistentFlags().StringVar(&a.kubeconfig, "kubeconfig", "", "kubeconfig file (default $KUBECONFIG, else ~/.kube/config)")
 	var rename func(c *cobra.Command)
 	rename = func(c *cobra.Command) {
 		c.Short, c.Long, c.Example = a.called(c.Short), a.called(c.Long), a.called(c.Example)

@@ -15,7 +15,7 @@ import (
 func (a policyCommands) policyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "policy",
-		Short: "Show which rules judge packets on this host, and what they say",
+		Short: "Show and explain the policy rules of this host",
 		Example: `  routerctl policy show
   routerctl policy explain --from blue --to red --proto tcp --port 80`,
 	}
@@ -40,14 +40,13 @@ func (a policyCommands) policyShowCommand() *cobra.Command {
 	req := &apiv1.PolicyRequest{}
 	c := &cobra.Command{
 		Use:   "show [ENDPOINT]",
-		Short: "Show an endpoint's rules in order, with the kernel's counters",
-		Long: `Show the rules that judge the packets of an endpoint of this host, in the order
-in which they are looked at, with the kernel's counters. Without ENDPOINT, list the
-endpoints. ENDPOINT is an interface, an address, a resource's name, NAMESPACE/POD
-or a container.
+		Short: "Show the rules of an endpoint and their counters",
+		Long: `Show the rules for the packets of an endpoint of this host, in the order of
+evaluation, with the kernel's counters. Without ENDPOINT, list the endpoints. ENDPOINT
+is an interface, an address, a resource's name, NAMESPACE/POD or a container.
 
-Counters are of first packets: the rest of an allowed connection is not judged
-again. Endpoints with the same policies share a policy's counters.`,
+Counters count first packets: later packets of an allowed connection are not evaluated
+again. Endpoints with the same policies share the counters of a policy.`,
 		Example: "  routerctl policy show\n  routerctl policy show default/web-0\n  routerctl policy show cali1234567890a -o yaml",
 		Args:    endpointArg(&req.Endpoint),
 	}
@@ -138,15 +137,15 @@ func (a policyCommands) policyExplainCommand() *cobra.Command {
 	req := &apiv1.PolicyExplainRequest{}
 	c := &cobra.Command{
 		Use:   "explain --from A --to B",
-		Short: "Say what becomes of a packet, and which rules say so, on both ends",
-		Long: `Say whether the first packet of a connection would pass, and which rules decide,
-on the hosts of both ends: on this host by the rules in force, on others by what
-the datastore says now. A and B are endpoints anywhere in the cluster (by
-NAMESPACE/POD, container, resource or address), nodes, "host" for this one, or
-any address. Translation of addresses is left out.
+		Short: "Explain whether rules allow a packet, on the hosts of both ends",
+		Long: `Explain whether the first packet of a connection would pass, and which rules decide,
+on the hosts of both ends: on this host from the rules in force, on others from what
+the datastore says now. A and B are endpoints anywhere in the cluster (given by
+NAMESPACE/POD, container, resource or address), nodes, "host" for this host, or any
+address. Address translation is ignored.
 
-With --trace, such a packet is sent from A, which must be a workload of this host,
-and the kernel's connection tracking says whether it let the packet pass.`,
+With --trace, also send such a packet from A, which must be a workload of this host,
+and show from the kernel's connection tracking whether it passed.`,
 		Example: `  routerctl policy explain --from default/client --to default/web-0 --protocol tcp --port 80
   routerctl policy explain --from 198.51.100.7 --to 192.168.12.5 --protocol udp --port 53
   routerctl policy explain --from default/client --to 192.168.12.5 --protocol icmp --icmp-type 8 --trace`,
@@ -161,15 +160,15 @@ and the kernel's connection tracking says whether it let the packet pass.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&req.From, "from", "", "where the packet comes from")
-	f.StringVar(&req.To, "to", "", "where it goes to")
-	f.StringVar(&req.Protocol, "protocol", "tcp", "tcp, udp, icmp, icmpv6, sctp, udplite or a number")
-	f.StringVar(&req.Protocol, "proto", "tcp", "the same as --protocol")
+	f.StringVar(&req.From, "from", "", "source of the packet")
+	f.StringVar(&req.To, "to", "", "destination of the packet")
+	f.StringVar(&req.Protocol, "protocol", "tcp", "protocol: tcp, udp, icmp, icmpv6, sctp, udplite or a number")
+	f.StringVar(&req.Protocol, "proto", "tcp", "same as --protocol")
 	f.Uint32Var(&req.Port, "port", 0, "destination port")
 	f.Uint32Var(&req.SourcePort, "source-port", 0, "source port")
-	f.Uint32Var(&req.IcmpType, "icmp-type", 0, "type of an ICMP message")
-	f.Uint32Var(&req.IcmpCode, "icmp-code", 0, "code of an ICMP message")
-	f.BoolVar(&req.Trace, "trace", false, "send such a packet and compare")
+	f.Uint32Var(&req.IcmpType, "icmp-type", 0, "ICMP type")
+	f.Uint32Var(&req.IcmpCode, "icmp-code", 0, "ICMP code")
+	f.BoolVar(&req.Trace, "trace", false, "also send such a packet and compare")
 	return showing(a.app, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.PolicyExplainResponse, error) {
 		return op.PolicyExplain(ctx, req)
 	},

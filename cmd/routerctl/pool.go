@@ -24,7 +24,7 @@ const lookEvery = time.Second
 const unlimited = 365 * 24 * time.Hour
 
 func (a poolCommands) poolCommand() *cobra.Command {
-	c := &cobra.Command{Use: "pool", Short: "The life of a pool: how it is carried, drain it, or use it again", Example: "  routerctl pool status\n  routerctl pool drain old-pool --wait"}
+	c := &cobra.Command{Use: "pool", Short: "Show, drain and enable pools", Example: "  routerctl pool status\n  routerctl pool drain old-pool --wait"}
 	c.AddCommand(a.poolStatusCommand(), a.drainCommand(), a.enableCommand())
 	return c
 }
@@ -33,21 +33,21 @@ func (a poolCommands) drainCommand() *cobra.Command {
 	d := drain{}
 	c := &cobra.Command{
 		Use:   "drain NAME",
-		Short: "Give no more addresses of a pool, and show who still has some",
-		Long: `Disable a pool, so that workloads get no more addresses of it, and list those that
-still have some. Their packets are carried as before. A workload moves to another
-pool when it is made anew.
+		Short: "Stop assigning addresses from a pool",
+		Long: `Disable a pool, so that workloads get no more addresses from it, and list those that
+still have some. Their packets are forwarded as before. A workload moves to another
+pool when it is recreated.
 
-Nodes whose tunnel devices have addresses of the pool take others by themselves,
-where another pool of the same encapsulation is enabled.
+Nodes whose tunnel devices have addresses of the pool take others automatically, if
+another pool of the same encapsulation is enabled.
 
-With --wait the command ends when no workload has an address of the pool any
-more, and no tunnel that can take another; it waits as long as that takes unless
---timeout is given. When it is interrupted the pool stays disabled; run it again to
-go on, or use the pool again with "routerctl pool enable".
+With --wait, wait until no workload has an address of the pool, and no tunnel that can
+take another. There is no time limit unless --timeout is given. If the command is
+interrupted, the pool stays disabled: run it again to continue, or enable the pool
+with "routerctl pool enable".
 
-A pool is refused when no other one gives addresses of its family to workloads, for
-then those that are made anew would get none; --force drains it all the same.`,
+The last pool that assigns addresses of its family to workloads is refused, because
+recreated workloads would get none. --force drains it anyway.`,
 		Example: `  routerctl pool drain old-pool --dry-run
   routerctl pool drain old-pool --wait
   routerctl delete ippool old-pool`,
@@ -62,16 +62,16 @@ then those that are made anew would get none; --force drains it all the same.`,
 			})
 		},
 	}
-	c.Flags().BoolVar(&d.wait, "wait", false, "wait until nobody has an address of the pool")
-	c.Flags().BoolVar(&d.dryRun, "dry-run", false, "show who has addresses, without disabling the pool")
-	c.Flags().BoolVar(&d.force, "force", false, "drain the pool although no other one takes its place")
+	c.Flags().BoolVar(&d.wait, "wait", false, "wait until no address of the pool is in use")
+	c.Flags().BoolVar(&d.dryRun, "dry-run", false, "show who has addresses, but do not disable the pool")
+	c.Flags().BoolVar(&d.force, "force", false, "drain the pool although no other pool replaces it")
 	return c
 }
 
 func (a poolCommands) enableCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "enable NAME",
-		Short:   "Give addresses of a pool again that was disabled or drained",
+		Short:   "Assign addresses from a disabled or drained pool again",
 		Example: "  routerctl pool enable old-pool",
 		Args:    onePool,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -19,16 +19,17 @@ import (
 func (a poolCommands) poolStatusCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "status [NAME...]",
-		Short: "Show how pools are carried, and how far a change of that has come",
-		Long: `Show for each pool the mode that it asks for and, for each node, whether the node accepts
+		Short: "Show the mode of pools and the progress of a mode change",
+		Long: `Show the mode that each pool asks for and, for each node, whether the node accepts
 what the mode needs, in which mode it sends, and what it waits for.
 
-A change of mode goes on node by node without losing packets: each node first accepts
-the new encapsulation, then sends in it to those who accept it too, and lets go of the
-old one when no node sends in it any more. A node that cannot accept the new one stops
-the change for packets to and from it; the reason is shown. Peers to which probes do not
-get through in the new one stay as they were, and are named with the reason. A pool whose
-change was forced says so, for its peers are moved whatever probes find.`,
+A mode change proceeds node by node without packet loss. Each node first accepts the
+new encapsulation, then sends in it to the nodes that also accept it, and drops the
+old one when no node sends in it any more. A node that cannot accept the new
+encapsulation stops the change for packets to and from it; the reason is shown. Peers
+that probes do not reach in the new mode keep the old one, and are named with the
+reason. A pool whose change was forced is marked: its peers are moved whatever probes
+find.`,
 		Example: "  routerctl pool status\n  routerctl pool status default-ipv4-ippool",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {

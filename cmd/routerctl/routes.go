@@ -17,12 +17,12 @@ func (a *app) routesCommand() *cobra.Command {
 	req := &apiv1.RoutesRequest{}
 	c := &cobra.Command{
 		Use:   "routes [PREFIX|ADDRESS]",
-		Short: "Show routerd's routes on this host, and why each is there",
-		Long: `Show every route that routerd knows on this host: where it comes from, how it is
-carried, and why it is there. Of several candidates for one prefix, the one
-marked * is in the kernel; the others say why they lost.
+		Short: "Show routerd's routes on this host and their reasons",
+		Long: `Show every route that routerd knows on this host: its source, its encapsulation, and
+the reason for it. Of several candidates for a prefix, the one marked * is in the
+kernel; the others show why they lost.
 
-With --all, show the other objects that routerd keeps in the kernel too: devices,
+With --all, also show the other objects that routerd keeps in the kernel: devices,
 addresses, next hops, neighbours, forwarding entries and sysctls.`,
 		Example: "  routerctl routes\n  routerctl routes 192.168.12.0/26\n  routerctl routes 192.168.12.5\n  routerctl routes --all -o json",
 		Args: func(_ *cobra.Command, args []string) (err error) {
@@ -30,7 +30,7 @@ addresses, next hops, neighbours, forwarding entries and sysctls.`,
 			return err
 		},
 	}
-	c.Flags().BoolVar(&req.AllObjects, "all", false, "devices, neighbours, forwarding entries and sysctls too")
+	c.Flags().BoolVar(&req.AllObjects, "all", false, "also show devices, neighbours, forwarding entries and sysctls")
 	return showing(a, c, apiv1.NewOperatorClient, func(ctx context.Context, op apiv1.OperatorClient) (*apiv1.RoutesResponse, error) {
 		return op.Routes(ctx, req)
 	},

@@ -31,22 +31,22 @@ func (a topCommands) topCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top",
 		Short: "Watch all hosts: state, sessions, rates, drops",
-		Long: `Show every host of the cluster with its state, BGP sessions and workloads, and what it
-carries and drops in a second, again and again. Each host counts for itself and is asked
-over the datastore, as trace does; a rate is the difference of two of its answers by its
-own clock. The lines below the table say why hosts are not ready.
+		Long: `Show every host of the cluster with its state, BGP sessions and workloads, and its
+traffic and drops per second, and refresh continuously. Each host is asked over the
+datastore, as trace does, and counts for itself; a rate is the difference of two of
+its answers by its own clock. The lines below the table show why hosts are not ready.
 
-RX and TX are the bits a second of the devices that the first line names: the uplinks,
-the tunnels or the workloads' interfaces (d goes on to the next). DROPS are packets a
-second that any of these dropped, DENIED those that rules denied; CPU and MEM are the
-daemon's. What is not known is "-": rates need two answers.
+RX and TX are bits per second of the devices named in the first line: the uplinks, the
+tunnels or the workloads' interfaces (d switches to the next). DROPS are packets per
+second dropped by any of these, DENIED those denied by rules. CPU and MEM are the
+daemon's. An unknown value is "-": rates need two answers.
 
-All hosts together are asked once a second at most, and 100 of them a second: 1,000 hosts
-are shown anew every 10 s, however many look. Hosts whose datastore is Kubernetes' API
-answer for themselves alone.
+The hosts are asked at most once per second, and at most 100 of them per second: 1,000
+hosts refresh every 10 s, however many users watch. Hosts with the Kubernetes
+datastore answer only for themselves.
 
-It needs a terminal; without one, or for a script, --once shows it once, after two
-answers. Colours are left out with NO_COLOR set.
+The command needs a terminal. Without one, or in a script, use --once, which prints
+the table once, after two answers. Set NO_COLOR to disable colours.
 
 Keys: ` + top.Help + `.`,
 		Example: "  routerctl top\n  routerctl top --sort drops\n  routerctl top --once\n  routerctl top --once -o json",
@@ -54,11 +54,11 @@ Keys: ` + top.Help + `.`,
 	}
 	outputFlag(c, &f.output)
 	fl := c.Flags()
-	fl.BoolVar(&f.once, "once", false, "show it once and end")
-	fl.DurationVar(&f.interval, "interval", 2*time.Second, "how often the hosts are asked")
-	fl.StringVar(&f.screen.Order, "sort", "host", "what the hosts are sorted by: "+strings.Join(top.Orders(), ", "))
-	fl.BoolVar(&f.screen.Reverse, "reverse", false, "sort the other way round")
-	fl.StringVar(&f.screen.Devices, "devices", top.Uplink, "whose traffic is shown: "+strings.Join(top.Devices(), ", "))
+	fl.BoolVar(&f.once, "once", false, "print the table once and exit")
+	fl.DurationVar(&f.interval, "interval", 2*time.Second, "interval between queries of the hosts")
+	fl.StringVar(&f.screen.Order, "sort", "host", "column to sort by: "+strings.Join(top.Orders(), ", "))
+	fl.BoolVar(&f.screen.Reverse, "reverse", false, "reverse the sort order")
+	fl.StringVar(&f.screen.Devices, "devices", top.Uplink, "devices whose traffic is shown: "+strings.Join(top.Devices(), ", "))
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := f.check(); err != nil {
 			return err

@@ -17,38 +17,38 @@ func (a *app) traceCommand() *cobra.Command {
 	var output string
 	c := &cobra.Command{
 		Use:   "trace --from A --to B",
-		Short: "Follow a packet over all hosts, there and back, and name the first thing that is wrong",
-		Long: `Say what becomes of a packet from A to B, and of the answer, step by step on the
-hosts of both ends: the workload as it is, the rules that judge the packet, routerd's
-route and what the kernel does, devices, entries of tunnels, the next hop on the
-underlay, and whether packets get through the tunnel. Each host answers for itself,
-over the datastore, by what its kernel has now. Nothing is changed, and of the packet
-itself nothing is sent; the hosts send a few probes as doctor does.
+		Short: "Trace a packet and its answer across hosts and find the first fault",
+		Long: `Trace a packet from A to B, and the answer, step by step on the hosts of both ends:
+the workload, the rules for the packet, routerd's route and what the kernel does,
+devices, tunnel entries, the next hop on the underlay, and whether packets get through
+the tunnel. Each host is asked over the datastore and answers from the state of its
+kernel. Nothing is changed and the packet itself is not sent; the hosts send a few
+probes, as doctor does.
 
-A and B are workloads anywhere in the cluster (by NAMESPACE/POD, container, resource
-or address), nodes, "host" for this one, or any address. Without --protocol the packet
-is an echo request, or TCP if there is a port. Without --size it is as large as the
-device of the sender takes.
+A and B are workloads anywhere in the cluster (given by NAMESPACE/POD, container,
+resource or address), nodes, "host" for this host, or any address. By default the
+packet is an echo request, or TCP if there is a port, and as large as the sender's
+device allows.
 
-B may be a Service of Kubernetes too, where that is the datastore: NAMESPACE/NAME (service/
-before it, if a pod has that name), or its cluster, external or load balancer's address.
-The packet is followed to the first endpoint that it may be sent to from A, with --each
-to every one. From outside of the cluster it comes in by a node that announces the address.
-B may be NODE:PORT, or a node with --port: where a Service has that port of nodes
-(NodePort), it is followed to the node, and from there to an endpoint.
+With the Kubernetes datastore, B may also be a Service: NAMESPACE/NAME (prefixed by
+service/ if a pod has that name), or its cluster, external or load balancer's address.
+The packet is followed to the first endpoint that it may be sent to from A, or with
+--each to every one. From outside the cluster it enters by a node that advertises the
+address. B may also be NODE:PORT, or a node with --port: if a Service has that node
+port (NodePort), the packet is followed to the node, and from there to an endpoint.
 
-With --probe such a packet is sent, four times within two seconds, from A, which then has
-to be this host or a workload of it, and the hosts of both ends watch for it and for its
-answer: by which devices it came and left, and where it was seen last. It is a TCP SYN, a
-datagram without content, an SCTP INIT or an echo request, by a source port or identifier
-of its own. To a Service or a port of nodes it is sent as a client would send it, and watched
-for on the hosts of its endpoints; a datagram then has four bytes, by which it is known.
-A host watches by a packet socket; no rule is written, and nothing stays when a daemon or
-routerctl is killed.
+With --probe, also send such a packet from A, four times within two seconds. A must be
+this host or one of its workloads. The hosts of both ends watch for the packet and its
+answer, and show the devices by which they came and left, and where they were last
+seen. The packet is a TCP SYN, an empty datagram, an SCTP INIT or an echo request,
+with a source port or identifier of its own. To a Service or node port it is sent as a
+client would send it, and the hosts of the endpoints watch; a datagram then has four
+bytes that identify it. A host watches with a packet socket: no rule is written, and
+nothing remains if a daemon or routerctl is killed.
 
-The first line says whether the way is whole, broken or unknown; if it is broken, it
-has the host, the name of the check, what is wrong first, and the command that mends
-it. The exit code is 0 when the way is whole and 1 otherwise.`,
+The first line says whether the path is whole, broken or unknown. If it is broken, the
+line names the host, the check, the first fault, and the command that fixes it. The
+exit code is 0 if the path is whole, and 1 otherwise.`,
 		Example: `  routerctl trace --from default/client --to default/web-0 --protocol tcp --port 80
   routerctl trace --from default/client --to 192.168.12.5 --size 1400
   routerctl trace --from default/client --to default/web-0 --port 80 --probe
@@ -68,15 +68,15 @@ it. The exit code is 0 when the way is whole and 1 otherwise.`,
 	}
 	outputFlag(c, &output)
 	f := c.Flags()
-	f.StringVar(&req.From, "from", "", "where the packet comes from")
-	f.StringVar(&req.To, "to", "", "where it goes to")
-	f.StringVar(&req.Protocol, "protocol", "", "tcp, udp, icmp, icmpv6, sctp, udplite or a number (default icmp, tcp with --port)")
-	f.StringVar(&req.Protocol, "proto", "", "the same as --protocol")
+	f.StringVar(&req.From, "from", "", "source of the packet")
+	f.StringVar(&req.To, "to", "", "destination of the packet")
+	f.StringVar(&req.Protocol, "protocol", "", "protocol: tcp, udp, icmp, icmpv6, sctp, udplite or a number (default icmp, tcp with --port)")
+	f.StringVar(&req.Protocol, "proto", "", "same as --protocol")
 	f.Uint32Var(&req.Port, "port", 0, "destination port")
 	f.Uint32Var(&req.SourcePort, "source-port", 0, "source port")
-	f.BoolVar(&req.Probe, "probe", false, "send such a packet too, and show where it is seen")
-	f.BoolVar(&req.Each, "each", false, "of a Service: follow a packet to every endpoint that may be chosen")
-	f.Uint32Var(&req.Size, "size", 0, "bytes of the packet, with its IP header")
+	f.BoolVar(&req.Probe, "probe", false, "also send such a packet and show where it is seen")
+	f.BoolVar(&req.Each, "each", false, "follow a packet to every endpoint of a Service that may be chosen")
+	f.Uint32Var(&req.Size, "size", 0, "size of the packet in bytes, with its IP header")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := checkOutput(output); err != nil {
 			return err

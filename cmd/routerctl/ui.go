@@ -18,13 +18,14 @@ import (
 func (a *app) uiCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ui",
-		Short: "Print the address by which a browser opens this host's page",
-		Long: `Print the address by which a browser opens the page that this host serves: the cluster
-as a picture, pools, routes and policies with their reasons, events, and what the doctor
-finds. It is served where ui.listen of the daemon's configuration says.
+		Short: "Print the address of this host's web page",
+		Long: `Print the address at which a browser opens the web page of this host: a picture of the
+cluster, pools, routes and policies with their reasons, events, and the findings of
+the doctor. The daemon serves the page at ui.listen of its configuration.
 
-The address has a token and opens the page once, within five minutes; the browser stays
-let in for twelve hours. Whoever has it first is let in: keep it to yourself.`,
+The address contains a token that opens the page once, within five minutes; the
+browser then stays signed in for twelve hours. Whoever uses the address first is
+signed in: keep it to yourself.`,
 		Example: "  routerctl ui\n  routerctl ui -o json",
 		Args:    noArgs,
 	}

@@ -14,7 +14,7 @@ func (a *app) versionCommand() *cobra.Command {
 	var client bool
 	c := &cobra.Command{
 		Use:     "version",
-		Short:   "Print the versions of routerctl and of the daemon",
+		Short:   "Print the versions of routerctl and the daemon",
 		Example: "  routerctl version\n  routerctl version --client",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -32,7 +32,7 @@ func (a *app) versionCommand() *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&client, "client", false, "only routerctl's own, without asking the daemon")
+	c.Flags().BoolVar(&client, "client", false, "print only routerctl's version; do not ask the daemon")
 	return c
 }
 

@@ -64,10 +64,10 @@ func (c *commands) demo() *cobra.Command {
 	d := &demo{out: c.stdout, errOut: c.stderr}
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show every encapsulation at work, one lab after the other",
-		Long: `For each encapsulation brings a lab up, attaches pods, shows hosts, BGP
-sessions, blocks, routes and who reaches whom, and takes everything down.
-Succeeds only if every pair answered.`,
+		Short: "Demonstrate every encapsulation in labs",
+		Long: `For each encapsulation, bring up a lab, attach pods, show hosts, BGP sessions, blocks,
+routes and which pods reach each other, and remove everything. The command succeeds
+only if every pair of pods answered.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := untilSignal(cmd)
@@ -76,17 +76,17 @@ Succeeds only if every pair answered.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringArrayVar(&d.modes, "encapsulation", nil, "one of "+encapsulations()+"; may be repeated (default: all)")
+	fl.StringArrayVar(&d.modes, "encapsulation", nil, "one of "+encapsulations()+"; repeatable (default: all)")
 	fl.IntVar(&d.flags.nodes, "nodes", lab.DefaultNodes, "number of hosts")
 	fl.IntVar(&d.flags.pods, "pods", lab.DefaultPods, "number of pods on each host")
 	fl.StringVar(&d.vmRunner, "vm-runner", "", "`command` that runs what follows it in a virtual machine, for encapsulations whose device this kernel lacks")
-	fl.BoolVar(&d.asJSON, "json", false, "print the results alone, as JSON")
-	fl.BoolVar(&d.parallel, "parallel", false, "bring the labs up beside each other")
+	fl.BoolVar(&d.asJSON, "json", false, "print only the results, as JSON")
+	fl.BoolVar(&d.parallel, "parallel", false, "run the labs in parallel")
 	fl.BoolVar(&d.inVM, "in-vm", false, "show no progress, and end with a line that holds the results as JSON")
 	if err := fl.MarkHidden("in-vm"); err != nil {
 		panic(err) // the flag is defined one line above
 	}
-	fl.StringVar(&d.prefix, "name", "demo", "how the names of the labs begin")
+	fl.StringVar(&d.prefix, "name", "demo", "prefix of the names of the labs")
 	binDirFlag(cmd, &d.binDir)
 	return cmd
 }

@@ -103,9 +103,9 @@ func (f *topologyFlags) register(cmd *cobra.Command) {
 	fl.StringVarP(&f.file, "filename", "f", "", "`file` with the topology, in YAML")
 	fl.IntVar(&f.nodes, "nodes", lab.DefaultNodes, "number of hosts")
 	fl.IntVar(&f.pods, "pods", lab.DefaultPods, "number of pods on each host")
-	fl.StringVar(&f.encapsulation, "encapsulation", string(lab.DefaultEncapsulation), "how the default pool's packets are carried: "+encapsulations())
+	fl.StringVar(&f.encapsulation, "encapsulation", string(lab.DefaultEncapsulation), "encapsulation of the default pool: "+encapsulations())
 	fl.StringVar(&f.underlay, "underlay", string(lab.UnderlayIPv4), "addresses of the racks and hosts: "+underlays())
-	fl.BoolVar(&f.dualStack, "dual-stack", false, "give pods IPv6 addresses too")
+	fl.BoolVar(&f.dualStack, "dual-stack", false, "also give pods IPv6 addresses")
 	cmd.MarkFlagsMutuallyExclusive("filename", "nodes")
 }
 
@@ -191,7 +191,7 @@ func (c *commands) up() *cobra.Command {
 	var replace bool
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Bring a lab up and attach its pods",
+		Short: "Bring up a lab and attach its pods",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			t, err := f.topology(cmd)
@@ -217,7 +217,7 @@ func (c *commands) up() *cobra.Command {
 	}
 	f.register(cmd)
 	binDirFlag(cmd, &bin)
-	cmd.Flags().BoolVar(&replace, "replace", false, "take down a lab of this name first")
+	cmd.Flags().BoolVar(&replace, "replace", false, "remove an existing lab of this name first")
 	return cmd
 }
 
@@ -225,7 +225,7 @@ func (c *commands) down() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Remove a lab, or what was left of it",
+		Short: "Remove a lab or what is left of it",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := untilSignal(cmd)
@@ -316,7 +316,7 @@ func (c *commands) exec() *cobra.Command {
 }
 
 func (c *commands) restart() *cobra.Command {
-	return c.onLab("restart HOST…", "Start the daemon of a host again, whatever became of it", cobra.MinimumNArgs(1),
+	return c.onLab("restart HOST…", "Restart the daemon of a host", cobra.MinimumNArgs(1),
 		func(ctx context.Context, l *lab.Lab, hosts []string) error {
 			p := newProgress(c.stderr)
 			defer p.done()
@@ -345,12 +345,12 @@ func (c *commands) kill() *cobra.Command {
 			}
 			return nil
 		})
-	cmd.Flags().StringVar(&name, "signal", "KILL", "the signal's `name`")
+	cmd.Flags().StringVar(&name, "signal", "KILL", "`name` of the signal")
 	return cmd
 }
 
 func (c *commands) attach() *cobra.Command {
-	return c.onLab("attach HOST/POD…", "Make pods and attach them as a container runtime would", cobra.MinimumNArgs(1),
+	return c.onLab("attach HOST/POD…", "Create pods and attach them as a container runtime would", cobra.MinimumNArgs(1),
 		func(ctx context.Context, l *lab.Lab, where []string) error {
 			pods, err := l.AttachPods(ctx, where...)
 			if err != nil {
@@ -377,8 +377,8 @@ func (c *commands) env() *cobra.Command {
 			}
 			return nil
 		})
-	cmd.Long = `Prints the exports with which any client of etcd, and Calico's own tools, reach
-the store of the lab from the namespace of its first host.`
+	cmd.Long = `Print the shell exports with which any client of etcd, and Calico's own tools, reach
+the datastore of the lab from the namespace of its first host.`
 	cmd.Example = `  eval "$(routerctl lab env)"
   ip netns exec lab-node1 calicoctl get nodes`
 	return cmd
