@@ -49,6 +49,11 @@ RACELESSPKG := ./control/vrouter ./cmd/routerctl
 RACELESS := ^(TestLiveChange(WithFaults|Dark)?|TestScripts)$$
 # What reads the repository's own files and programs it starts, six times as long with the detector.
 TEXTPKG := ./integration/repo
+# kube-proxy in mode ipvs, in the virtual machine, with what it calls.
+PROXYRUN = $(BIN)/vmrun --env ROUTERD_STAGE=vm --env KUBE_BIN=/opt/kube --timeout 15m --file $(KUBE)/kube-proxy:/opt/kube/kube-proxy \
+	$(foreach p,ipset $(foreach v,iptables ip6tables,$(v) $(v)-save $(v)-restore),--tool $(p)) --file $(XTABLES):$(XTABLES) --file /etc/protocols:/etc/protocols
+# Where iptables has its extensions.
+XTABLES = $(patsubst %/libxt_set.so,%,$(firstword $(wildcard /usr/lib/*/xtables/libxt_set.so)))
 # What of integration/kube/cluster is about the daemons' rights, for clusters whose datastore is another.
 KUBERIGHTS := ^(TestDaemonSet|TestStolenToken|TestRightsOfGroup)$$
 VMRUN = $(BIN)/vmrun --bin $(BIN) --env ROUTERD_STAGE=vm --timeout 20m
@@ -253,6 +258,7 @@ kubernetes: kube-tools kube-runtime kube-crio kube-oracle build ## Conformance a
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 20m -v ./integration/kube/cluster ./integration/kube/credentials ./integration/kube/runtimes
 	for d in v1 etcd; do KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 10m -v -run '$(KUBERIGHTS)' ./integration/kube/cluster -datastore=$$d -nodes=2 || exit 1; done
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/runtimes -runtime=crio
+	$(GO) test -count=1 -timeout 15m -v -run '^TestKubeProxyIPVS$$' -exec '$(PROXYRUN)' ./dataplane/nft
 	$(GO) test -count=1 -timeout 15m -v ./control/policy -run '^TestKubernetesPolicies$$' -rapid.checks=2000 -cyclonus=$(KUBE)/cyclonus
 
 # What it passed with, for make test, as of test-package.

@@ -93,6 +93,13 @@ func prepare(ctx context.Context, cfg Config) (image, error) {
 		}
 		more = append(more, File{root, path.Join(programs, name)}, File{commands, "/usr/local/bin"})
 	}
+	added, err := toolFiles(ctx, cfg.Tools)
+	if err != nil {
+		return image{}, err
+	}
+	for _, f := range added {
+		more = append(more, File{f, f})
+	}
 	files, err := toolFiles(ctx, append(tools(), "busybox"))
 	if err != nil {
 		return image{}, err

@@ -39,7 +39,7 @@ func moduleRoots() []string {
 		"net/ipv4/ipip", "net/ipv4/ip_gre", "net/ipv6/ip6_tunnel", "net/ipv6/sit",
 		"net/bridge/bridge", "net/bridge/br_netfilter", "net/8021q/8021q",
 		"net/ipv4/netfilter/", "net/ipv6/netfilter/", "net/netfilter/nf_", "net/netfilter/nft_",
-		"net/netfilter/nfnetlink_log", "net/netfilter/ipvs/ip_vs", "net/netfilter/ipvs/ip_vs_rr", "net/netfilter/x_tables", "net/sched/", "net/xfrm/xfrm_user", "net/packet/af_packet_diag", "net/sctp/sctp",
+		"net/netfilter/nfnetlink_log", "net/netfilter/xt_", "net/netfilter/ipset/", "net/netfilter/ipvs/ip_vs", "net/netfilter/ipvs/ip_vs_rr", "net/netfilter/x_tables", "net/sched/", "net/xfrm/xfrm_user", "net/packet/af_packet_diag", "net/sctp/sctp",
 		"net/ipv4/inet_diag", "net/ipv4/tcp_diag", "net/ipv4/udp_diag", "net/unix/unix_diag",
 	}
 }

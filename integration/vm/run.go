@@ -39,6 +39,8 @@ type Config struct {
 
 	Packages []string // optional: of Debian's stable release, whose programs the machine has in the place of this host's
 
+	Tools []string // optional: programs of this host beside the usual ones; they come with their libraries
+
 	CPUs      int    // default 2
 	MemoryMiB int    // default 3072
 	Accel     string // QEMU's accelerator; default TCG, which works everywhere

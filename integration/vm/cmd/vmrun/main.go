@@ -93,6 +93,10 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		o.config.Packages = append(o.config.Packages, s)
 		return nil
 	})
+	fs.Func("tool", "`program` of this host that the machine has too, with its libraries; may be repeated", func(s string) error {
+		o.config.Tools = append(o.config.Tools, s)
+		return nil
+	})
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "kill the machine after this `time`")
 	fs.StringVar(&o.bin, "bin", "", "`directory` of static programs; the machine has it as "+binDir+", first in PATH and as ROUTERD_BIN")
 	fs.IntVar(&o.config.CPUs, "cpus", 2, "`number` of CPUs")
