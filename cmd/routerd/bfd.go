@@ -22,7 +22,7 @@ func bfdCommand() *exec.Cmd {
 func newBFDCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:    "bfd",
-		Short:  "Serve the daemon's BFD sessions; the daemon starts it",
+		Short:  "Serve the daemon's BFD sessions (started by the daemon)",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -32,23 +32,22 @@ func newCleanupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove everything that routerd put on this host",
-		Long: `Remove everything that routerd put on this host, and nothing else: its routes
-and next hops, its tunnel devices, the wires of workloads that carry its mark,
-its nftables tables, its sockets, the CNI plugin and configuration of install-cni,
-the name of its protocol, these two only while they are as routerd wrote them, and the
-condition NetworkUnavailable that it wrote on its Node in Kubernetes.
+		Long: `Remove everything that routerd put on this host, and nothing else: its routes and next
+hops, its tunnel devices, the interfaces of workloads that carry its mark, its
+nftables tables, its sockets, the CNI plugin and configuration of install-cni, the
+name of its protocol (these two only if they are unchanged since routerd wrote them),
+and the condition NetworkUnavailable that it wrote on its Node in Kubernetes.
 
-The daemon must be stopped, and no workload attached, unless --force is given:
-those have no network afterwards. Sysctls stay as they are, for what they were before
-is not known; so does tunl0, which belongs to the kernel: it is set down without
-addresses. The addresses that this host holds ready go back to the datastore, if
-it is an external one and can be reached. State (the datastore and what is known
-of workloads) stays too, unless --purge is given. Killed in the middle, run it
-again.
+The daemon must be stopped, and no workload may be attached unless --force is given:
+attached workloads lose their network. Sysctls are left as they are, because their
+former values are unknown. tunl0, which belongs to the kernel, stays too: it is set
+down and its addresses are removed. The addresses that this host reserves return to
+the datastore, if that is external and reachable. State (the datastore and records of
+workloads) is kept unless --purge is given. If the command is killed, run it again.
 
-With --calico it removes what Calico's agent Felix left in the packet filter of
-a host that it does not run on any more, in iptables (legacy and nft), nftables
-and ipsets, and nothing else. The daemon may run meanwhile.`,
+With --calico, remove only what Calico's agent Felix left in the packet filter of a
+host that it no longer runs on: in iptables (legacy and nft), nftables and ipsets. The
+daemon may be running.`,
 		Example: `  routerd cleanup --dry-run
   routerd cleanup --yes
   routerd cleanup --yes --purge
@@ -78,11 +77,11 @@ and ipsets, and nothing else. The daemon may run meanwhile.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would be removed")
-	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
-	cmd.Flags().BoolVar(&force, "force", false, "also while workloads are attached, which have no network then")
-	cmd.Flags().BoolVar(&purge, "purge", false, "remove the state directory too: the datastore and every workload's address with it")
-	cmd.Flags().BoolVar(&calico, "calico", false, "remove what Calico's Felix left in the packet filter, and nothing of routerd's")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be removed, but remove nothing")
+	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask for confirmation")
+	cmd.Flags().BoolVar(&force, "force", false, "proceed although workloads are attached, which lose their network")
+	cmd.Flags().BoolVar(&purge, "purge", false, "also remove the state directory, with the datastore and every workload's address")
+	cmd.Flags().BoolVar(&calico, "calico", false, "remove only what Calico's Felix left in the packet filter")
 	cmd.MarkFlagsMutuallyExclusive("calico", "purge")
 	cmd.Flags().StringVar(&protocols, "rt-protos", "/etc/iproute2/rt_protos.d/routerd.conf", "file that names routerd's protocol for ip(8)")
 	return cmd

@@ -23,16 +23,16 @@ func newCounters() counters {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "routerd_" + name, Help: help}, labels)
 	}
 	return counters{
-		written: vec("kernel_written_total", "Objects created, changed or removed in the kernel.", "kind", "action"),
-		refused: vec("kernel_refused_total", "Objects that the kernel refused.", "kind"),
-		drift:   vec("kernel_drift_total", "Objects that somebody else changed, removed or added.", "kind"),
-		repairs: vec("drift_repairs_total", "Objects that were put back after somebody else changed them.", "kind"),
+		written: vec("kernel_written_total", "Total number of kernel objects created, changed or removed.", "kind", "action"),
+		refused: vec("kernel_refused_total", "Total number of objects that the kernel refused.", "kind"),
+		drift:   vec("kernel_drift_total", "Total number of kernel objects that another program changed, removed or added.", "kind"),
+		repairs: vec("drift_repairs_total", "Total number of kernel objects repaired after a change by another program.", "kind"),
 		repaired: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "routerd_drift_repair_seconds", Help: "Time from the kernel's notice of a change by somebody else until it was put back.",
+			Name: "routerd_drift_repair_seconds", Help: "Time from the kernel's notice of a change by another program to its repair.",
 			Buckets: []float64{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 60},
 		}, []string{"kind"}),
 		listed: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "routerd_kernel_list_seconds", Help: "Time of complete listings of the kernel.",
+			Name: "routerd_kernel_list_seconds", Help: "Duration of complete listings of the kernel's objects.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
 		}),
 	}
@@ -73,9 +73,9 @@ func newWatches(api *kube.Store) watches {
 	}
 	return watches{
 		api:      api,
-		open:     desc("watches_open", "Connections on which the API server of Kubernetes tells changes; that of other nodes' pods is open while something asks for them."),
-		requests: desc("watch_requests_total", "How often the API server of Kubernetes was asked for changes."),
-		states:   desc("state_requests_total", "How often the API server of Kubernetes was asked for all objects of a watch."),
+		open:     desc("watches_open", "Number of open watch connections to the Kubernetes API server; the watch of other nodes' pods is open only while it is needed."),
+		requests: desc("watch_requests_total", "Total number of watch requests to the Kubernetes API server."),
+		states:   desc("state_requests_total", "Total number of requests to the Kubernetes API server for all objects of a watch."),
 	}
 }
 

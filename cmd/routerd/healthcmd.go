@@ -20,11 +20,11 @@ func newHealthCommand() *cobra.Command {
 	var live, ready bool
 	cmd := &cobra.Command{
 		Use:   "health",
-		Short: "Ask the running daemon whether it is live or ready",
-		Long: `Ask the running daemon whether it is live (its loops turn) and ready (this
-host's own dataplane is programmed). The exit code is 0 when it is; made for
-probes of containers. Peers are not asked: a dead peer does not make a healthy
-host unready. routerctl node status shows everything.`,
+		Short: "Check whether the running daemon is live and ready",
+		Long: `Check whether the running daemon is live (its loops run) and ready (this host's own
+dataplane is programmed). The exit code is 0 if it is. The command is meant for probes
+of containers. Peers are not considered: a dead peer does not make a healthy host
+unready. "routerctl node status" shows everything.`,
 		Example: `  routerd health
   routerd health --live
   routerd health --ready`,
@@ -58,8 +58,8 @@ host unready. routerctl node status shows everything.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
-	cmd.Flags().BoolVar(&live, "live", false, "ask only whether it is live")
-	cmd.Flags().BoolVar(&ready, "ready", false, "ask only whether it is ready")
+	cmd.Flags().BoolVar(&live, "live", false, "check only whether it is live")
+	cmd.Flags().BoolVar(&ready, "ready", false, "check only whether it is ready")
 	return cmd
 }
 

@@ -34,13 +34,13 @@ func newInstallCNICommand() *cobra.Command {
 	var file, binDir, confDir, source string
 	cmd := &cobra.Command{
 		Use:   "install-cni",
-		Short: "Put the CNI plugin and its network configuration in place",
-		Long: `Put the CNI plugin and its network configuration where container runtimes look
-for them. Files are replaced in one step each, the configuration last, so that
-a runtime never sees half of an installation; what is up to date is not touched.
+		Short: "Install the CNI plugin and its network configuration",
+		Long: `Install the CNI plugin and its network configuration where container runtimes look for
+them. Each file is replaced in one step, the configuration last, so that a runtime
+never sees a partial installation. Files that are up to date are left alone.
 
-Where there is no loopback plugin, which containerd starts no pod without, the
-same program is installed as that too.`,
+If there is no loopback plugin, without which containerd starts no pod, the same
+program is installed as that too.`,
 		Example: `  routerd install-cni
   routerd install-cni --bin-dir /usr/lib/cni --conf-dir /etc/cni/net.d`,
 		Args: cobra.NoArgs,
@@ -71,8 +71,8 @@ same program is installed as that too.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
-	cmd.Flags().StringVar(&binDir, "bin-dir", "", "where runtimes look for plugins; overrides cni.binDir")
-	cmd.Flags().StringVar(&confDir, "conf-dir", "", "where runtimes look for configurations; overrides cni.confDir")
-	cmd.Flags().StringVar(&source, "plugin", "", "the plugin's binary (default: routerd-cni beside this one)")
+	cmd.Flags().StringVar(&binDir, "bin-dir", "", "directory in which runtimes look for plugins; overrides cni.binDir")
+	cmd.Flags().StringVar(&confDir, "conf-dir", "", "directory in which runtimes look for configurations; overrides cni.confDir")
+	cmd.Flags().StringVar(&source, "plugin", "", "binary of the plugin (default: routerd-cni beside this one)")
 	return cmd
 }

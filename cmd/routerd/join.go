@@ -27,20 +27,21 @@ func newJoinCommand(sd enrol.Systemd) *cobra.Command {
 	var wait time.Duration
 	cmd := &cobra.Command{
 		Use:   "join [HOST]",
-		Short: "Take this host into a cluster whose datastore another host keeps",
-		Long: `Take this host into the cluster of a host that keeps the datastore and serves it
-to others (datastore.embedded.listen). "routerctl cluster token" on that host makes the
-token, and prints this command whole. HOST, or HOST:PORT, is another address of it than
-the token has.
+		Short: "Join this host to a cluster whose datastore another host keeps",
+		Long: `Join this host to the cluster of a host that keeps the datastore and serves it to
+others (datastore.embedded.listen). Run "routerctl cluster token" on that host: it
+creates the token and prints the complete join command. HOST, or HOST:PORT, is an
+address of that host other than the one in the token.
 
-The other host is authenticated by the token before anything is sent. This host makes a
-key, which never leaves it, and gets a certificate for it; both are written below
-stateDir, and the section "datastore" of the configuration says so. Nothing that
-somebody wrote is replaced: what is in the way is named, and --force replaces it. Then
-the service is enabled and started, where systemd is there, and waited for.
+The token authenticates the other host before anything is sent. This host creates a
+key, which never leaves it, and receives a certificate for it. Both are written below
+stateDir, and the section "datastore" of the configuration is set to use them. Nothing
+that somebody wrote is replaced: conflicts are named, and --force replaces them. Then,
+on a host with systemd, the service is enabled and started, and the command waits for
+it.
 
-Whatever ended it, the same command goes on where it stopped, for as long as the token
-is good.`,
+If the command is interrupted, run it again to continue where it stopped, as long as
+the token is valid.`,
 		Example: `  routerd join 10.1.0.11 --token rjt1.…
   ssh 10.1.0.11 routerctl cluster token -o token | routerd join --token-file -`,
 		Args: cobra.MaximumNArgs(1),
@@ -72,10 +73,10 @@ is good.`,
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file to write (default "+config.DefaultFile+")")
-	cmd.Flags().StringVar(&token, "token", "", "what \"routerctl cluster token\" printed")
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token, which keeps it out of the list of processes; - is standard input")
-	cmd.Flags().BoolVar(&force, "force", false, "replace the configuration of the datastore, and credentials of another cluster; leave an embedded datastore behind")
-	cmd.Flags().BoolVar(&noStart, "no-start", false, "write everything, and start nothing")
+	cmd.Flags().StringVar(&token, "token", "", "token printed by \"routerctl cluster token\"")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token, to keep it out of the process list; - is standard input")
+	cmd.Flags().BoolVar(&force, "force", false, "replace the datastore configuration and credentials of another cluster; abandon an embedded datastore")
+	cmd.Flags().BoolVar(&noStart, "no-start", false, "write all files, but start nothing")
 	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait until the daemon is ready")
 	return cmd
 }

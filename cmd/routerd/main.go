@@ -35,7 +35,7 @@ func main() {
 func newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "routerd",
-		Short:         "A routing daemon that makes a Linux host a vRouter for its workloads",
+		Short:         "Routing daemon that makes a Linux host the vRouter of its workloads",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       version,
@@ -51,11 +51,11 @@ func newRunCommand() *cobra.Command {
 		Short: "Run the daemon",
 		Long: `Run the daemon in the foreground.
 
-Without any configuration it keeps its own datastore on this host, registers
-the host with the first address it finds, makes a default pool, and serves the
-CNI plugin. On SIGTERM it stops and leaves the kernel as it is: packets keep
-flowing, and the next start takes over what is there. When systemd stops it for
-good, and no restart is under way, BGP peers are asked to take other ways first.`,
+Without any configuration, the daemon keeps its own datastore on this host, registers
+the host with the first address that it finds, creates a default pool, and serves the
+CNI plugin. On SIGTERM it stops and leaves the kernel as it is: packets keep flowing,
+and the next start takes over the existing state. If systemd stops it for good, not
+for a restart, it first asks BGP peers to use other paths.`,
 		Example: `  routerd run
   routerd run --config /etc/routerd/routerd.yaml
   ROUTERD_DATASTORE_ENDPOINTS=https://10.0.0.1:2379 routerd run`,
@@ -88,8 +88,8 @@ good, and no restart is under way, BGP peers are asked to take other ways first.
 		},
 	}
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
-	cmd.Flags().StringVar(&nodeName, "node-name", "", "this host's name in the store; overrides nodeName")
-	cmd.Flags().StringVar(&logLevel, "log-level", "", "debug, info, warn or error; overrides logLevel")
+	cmd.Flags().StringVar(&nodeName, "node-name", "", "name of this host in the datastore; overrides nodeName")
+	cmd.Flags().StringVar(&logLevel, "log-level", "", "log level: debug, info, warn or error; overrides logLevel")
 	return cmd
 }
 

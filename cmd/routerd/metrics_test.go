@@ -63,11 +63,11 @@ func TestMetricsReference(t *testing.T) {
 	var b bytes.Buffer
 	b.WriteString(`# Metrics
 
-With ` + "`health.listen`" + ` set, ` + "`/metrics`" + ` has these, beside those of the Go runtime and of the process (` + "`go_*`, `process_*`" + `). Names and labels stay as they
-are; what labels can be is bounded: by pools, peers, kinds of objects and actions, never by workloads or prefixes. Alert rules and a dashboard are in
-` + "`configs/prometheus` and `configs/grafana`; what to do about an alert, [alerts](operations/alerts.md) says" + `.
+With ` + "`health.listen`" + ` set, ` + "`/metrics`" + ` serves these metrics, and those of the Go runtime and the process (` + "`go_*`, `process_*`" + `). Names and labels are
+stable. The number of label values is bounded by pools, peers, kinds of objects and actions, never by workloads or prefixes. Alert rules and a
+dashboard are in ` + "`configs/prometheus` and `configs/grafana`" + `; [alerts](operations/alerts.md) says what to do about each alert.
 
-Made from what the daemon registers (` + "`go test ./cmd/routerd -run TestMetricsReference -update`" + `).
+Generated from what the daemon registers (` + "`go test ./cmd/routerd -run TestMetricsReference -update`" + `).
 
 | name | type | labels | meaning |
 |---|---|---|---|

@@ -19,20 +19,19 @@ func newRestoreCommand() *cobra.Command {
 	var force bool
 	cmd := &cobra.Command{
 		Use:   "restore SNAPSHOT",
-		Short: "Bring the embedded datastore back from a snapshot",
-		Long: `Put what "routerctl cluster snapshot" or "etcdctl snapshot save" wrote in the place of
-this host's embedded datastore. The daemon must be stopped. The checksum is checked
-first; the data of before are kept beside the new ones.
+		Short: "Restore the embedded datastore from a snapshot",
+		Long: `Replace this host's embedded datastore with a snapshot written by "routerctl cluster
+snapshot" or "etcdctl snapshot save". The daemon must be stopped. The checksum is
+verified first. The previous data are kept beside the new data.
 
-Who follows the datastore from another host reads everything anew. What was written
-after the snapshot is not in it; "routerctl ipam check" names the addresses that are in
-use and that no record has.
+Hosts that follow this datastore read everything again. Writes after the snapshot are
+lost; "routerctl ipam check" names addresses that are in use without a record.
 
-Of a cluster of several members this is for when more than half of them are lost, or all
-are to go back to the snapshot, stopped before: the host becomes the only one, and
-promotes others anew. While the others have the datastore it is refused. A member that
-has lost its data needs no snapshot: its routerd goes on as a client, and is promoted
-anew.`,
+In a cluster of several members, use this if more than half of them are lost, or to
+return all of them to the snapshot after stopping them. The host becomes the only
+member; promote the others again. While the other members have the datastore, the
+command is refused. A member that lost its data needs no snapshot: its routerd
+continues as a client and can be promoted again.`,
 		Example: `  systemctl stop routerd
   routerd restore /var/backups/routerd.db
   systemctl start routerd`,
@@ -94,7 +93,7 @@ anew.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "also while the other members have the datastore")
+	cmd.Flags().BoolVar(&force, "force", false, "restore although the other members have the datastore")
 	cmd.Flags().StringVarP(&file, "config", "c", "", "configuration file (default "+config.DefaultFile+", if it exists)")
 	return cmd
 }

@@ -21,14 +21,14 @@ func newBGPMetrics() bgpMetrics {
 	}
 	return bgpMetrics{
 		up:             desc("session_up", "Whether a BGP session is established.", "peer", "type"),
-		state:          desc("session_fsm_state", "State of a BGP session as RFC 4273 counts: 1 Idle, 2 Connect, 3 Active, 4 OpenSent, 5 OpenConfirm, 6 Established.", "peer"),
-		since:          desc("session_changed_timestamp_seconds", "Since when a BGP session is up, or is not.", "peer"),
-		established:    desc("session_established_total", "How often a BGP session came up.", "peer"),
-		resets:         desc("session_resets_total", "How often an established BGP session ended, by reason.", "peer", "reason"),
-		lastReset:      desc("session_last_reset_info", "1 for the reason for which a BGP session ended last.", "peer", "reason"),
-		prefixes:       desc("prefixes", "Prefixes of a BGP session.", "peer", "direction"),
-		familyPrefixes: desc("family_prefixes", "Prefixes of an established BGP session by address family.", "peer", "family", "direction"),
-		messages:       desc("messages_total", "BGP messages of a session by type.", "peer", "direction", "message"),
+		state:          desc("session_fsm_state", "State of a BGP session, numbered as in RFC 4273: 1 Idle, 2 Connect, 3 Active, 4 OpenSent, 5 OpenConfirm, 6 Established.", "peer"),
+		since:          desc("session_changed_timestamp_seconds", "Time at which a BGP session last came up or went down.", "peer"),
+		established:    desc("session_established_total", "Total number of times that a BGP session was established.", "peer"),
+		resets:         desc("session_resets_total", "Total number of times that an established BGP session ended, by reason.", "peer", "reason"),
+		lastReset:      desc("session_last_reset_info", "1 for the reason of the last end of a BGP session.", "peer", "reason"),
+		prefixes:       desc("prefixes", "Number of prefixes of a BGP session by direction.", "peer", "direction"),
+		familyPrefixes: desc("family_prefixes", "Number of prefixes of an established BGP session by address family and direction.", "peer", "family", "direction"),
+		messages:       desc("messages_total", "Total number of BGP messages of a session by direction and type.", "peer", "direction", "message"),
 	}
 }
 

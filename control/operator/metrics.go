@@ -39,13 +39,13 @@ func newCollector(s *Server) *collector {
 	}
 	return &collector{
 		s: s, bgp: newBGPMetrics(),
-		objects:        desc("reconcile_objects", "Objects wanted in the kernel.", "kind", "state"),
-		workloads:      desc("workloads", "Attached workload interfaces."),
-		blockAddresses: desc("ipam_block_addresses", "Addresses in this host's blocks.", "pool"),
-		blockInUse:     desc("ipam_block_addresses_in_use", "Addresses of this host's blocks in use.", "pool"),
-		foreign:        desc("stranger_routes", "Routes of other programs that take packets from routes of ours."),
-		journalDamage:  desc("journal_damaged_lines", "Lines of the journal that could not be read when the daemon started."),
-		healthy:        desc("healthy", "Whether the daemon is live, ready, and each condition holds.", "check"),
+		objects:        desc("reconcile_objects", "Number of objects of the desired state by kind and state.", "kind", "state"),
+		workloads:      desc("workloads", "Number of attached workload interfaces."),
+		blockAddresses: desc("ipam_block_addresses", "Number of addresses in this host's blocks.", "pool"),
+		blockInUse:     desc("ipam_block_addresses_in_use", "Number of addresses in use in this host's blocks.", "pool"),
+		foreign:        desc("stranger_routes", "Number of routes of other programs that divert packets from routes of routerd."),
+		journalDamage:  desc("journal_damaged_lines", "Number of lines of the journal that were unreadable when the daemon started."),
+		healthy:        desc("healthy", "Whether the daemon is live, is ready, and meets each condition.", "check"),
 	}
 }
 
@@ -125,9 +125,9 @@ type presenceCollector struct {
 func newPresenceCollector(s *Server) *presenceCollector {
 	return &presenceCollector{
 		s:     s,
-		epoch: prometheus.NewDesc("routerd_node_epoch", "Epoch of this host: how often it booted, or its Node was made anew; 0: it does not hold its name.", nil, nil),
-		lost:  prometheus.NewDesc("routerd_workloads_fenced", "Workloads without a route, for their addresses are somebody else's.", nil, nil),
-		end:   prometheus.NewDesc("routerd_datastore_certificate_expiry_timestamp_seconds", "When the first of the certificates ends by which the datastore is reached; missing: there is none.", nil, nil),
+		epoch: prometheus.NewDesc("routerd_node_epoch", "Epoch of this host: number of times that it booted or its Node was recreated; 0 if it does not hold its name.", nil, nil),
+		lost:  prometheus.NewDesc("routerd_workloads_fenced", "Number of workloads without a route because something else has their addresses.", nil, nil),
+		end:   prometheus.NewDesc("routerd_datastore_certificate_expiry_timestamp_seconds", "Earliest expiry of the certificates used to reach the datastore; absent without certificates.", nil, nil),
 	}
 }
 

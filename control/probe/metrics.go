@@ -23,12 +23,12 @@ func NewCollector(p *Prober) *Collector {
 	}
 	return &Collector{
 		p:       p,
-		answers: desc("reach_peers", "Peers by whether they answer probes on the underlay.", "family", "answers"),
-		paths:   desc("reach_small_paths", "Peers to which the underlay takes less than the uplink's MTU.", "family"),
-		refused: desc("reach_refused_total", "Probes and answers that arrived and were of no use.", "reason"),
-		tunnels: desc("tunnels", "Tunnels to other nodes, by whether probes through them arrive.", "form", "delivers"),
-		smaller: desc("tunnels_with_smaller_path", "Tunnels whose path takes less than their device.", "form"),
-		offload: desc("tunnel_offload_off", "Whether an offload of a tunnel's device is off because it spoils packets.", "device", "offload"),
+		answers: desc("reach_peers", "Number of peers by whether they answer probes on the underlay.", "family", "answers"),
+		paths:   desc("reach_small_paths", "Number of peers whose underlay path has a smaller MTU than the uplink.", "family"),
+		refused: desc("reach_refused_total", "Total number of received probes and answers that were discarded.", "reason"),
+		tunnels: desc("tunnels", "Number of tunnels to other nodes by whether probes through them arrive.", "form", "delivers"),
+		smaller: desc("tunnels_with_smaller_path", "Number of tunnels whose path has a smaller MTU than their device.", "form"),
+		offload: desc("tunnel_offload_off", "Whether an offload of a tunnel device is off because it corrupts packets.", "device", "offload"),
 	}
 }
 
