@@ -184,9 +184,9 @@ func (b *backend) addPeer(_ context.Context, c *Config, p Peer) error {
 	b.names = names
 	b.mu.Unlock()
 	b.want[p.id()] = enginePeer(c, p)
-	if err := b.setPeers(); err != nil {
+	if err := b.SetPeer(b.want[p.id()]); err != nil {
 		delete(b.want, p.id())
-		return fmt.Errorf("add peer %s: %w", p.Addr, err)
+		return fmt.Errorf("add peer %s: %w", p.Addr, errors.Join(err, b.RemovePeer(p.id())))
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func (b *backend) resign(peers []Peer) error {
 		w.Auth, w.Others = p.auth(), p.Others.reveal()
 		b.want[p.id()] = w
 	}
-	if err := b.setPeers(); err != nil {
+	if err := b.SetPeers(slices.Collect(maps.Values(b.want))); err != nil {
 		return fmt.Errorf("change passwords and keys: %w", err)
 	}
 	return nil
@@ -213,7 +213,7 @@ func (b *backend) deletePeer(_ context.Context, p Peer) error {
 	b.change.Lock()
 	defer b.change.Unlock()
 	delete(b.want, p.id())
-	if err := b.setPeers(); err != nil {
+	if err := b.RemovePeer(p.id()); err != nil {
 		return fmt.Errorf("delete peer %s: %w", p.Addr, err)
 	}
 	return nil
@@ -229,8 +229,6 @@ func (b *backend) await(some bool) {
 		b.complete = nil
 	}
 }
-
-func (b *backend) setPeers() error { return b.SetPeers(slices.Collect(maps.Values(b.want))) }
 
 // enginePeer is a peer in the engine's terms.
 func enginePeer(c *Config, p Peer) engine.Peer {

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"slices"
@@ -15,6 +16,7 @@ func (b *backend) rejudge(_ context.Context, old, c *Config) error {
 	defer b.change.Unlock()
 	was := runningPeers(old)
 	var in, out []netip.Addr
+	var errs []error
 	hidden := hiddenMoves(old, c)
 	for addr, p := range runningPeers(c) {
 		before, known := was[addr]
@@ -29,9 +31,9 @@ func (b *backend) rejudge(_ context.Context, old, c *Config) error {
 		}
 		if w := enginePeer(c, p); b.want[addr] != w {
 			b.want[addr] = w // what is live of it
+			errs = append(errs, b.SetPeer(w))
 		}
 	}
-	err := b.setPeers()
 	if old.NextHop != c.NextHop || old.NextHop6 != c.NextHop6 {
 		in = slices.Collect(maps.Keys(b.want)) // they are no next hops of what others announce
 	}
@@ -49,7 +51,7 @@ func (b *backend) rejudge(_ context.Context, old, c *Config) error {
 	if len(within) > 0 {
 		b.Rejudge(engine.Scope{Import: true, Within: within})
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // hiddenMoves reports whether something that was announced and stays so came

@@ -2,6 +2,8 @@ package bgp
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"testing"
@@ -266,5 +268,40 @@ func TestApplyRefusesNonsense(t *testing.T) {
 	}
 	if err := s.Apply(context.Background(), testConfig(netip.MustParseAddr("10.77.0.1"), 1, nil)); err != ErrStopped {
 		t.Errorf("Apply after Stop: %v, want %v", err, ErrStopped)
+	}
+}
+
+// BenchmarkPeerChanges is what a peer that comes and goes costs beside 1,000 others, which
+// are not dialled.
+func BenchmarkPeerChanges(b *testing.B) {
+	c, err := Desired(view(b, bgpNode(b, "node1", "10.1.0.11/24")), "node1")
+	if err != nil {
+		b.Fatal(err)
+	}
+	c.ListenPort, c.ListenAddrs, c.Peers = 0, nil, nil
+	for i := range 1001 {
+		c.Peers = append(c.Peers, Peer{
+			Name: fmt.Sprint(i), Addr: netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}), ASN: c.ASN, Passive: true, HoldTime: 90 * time.Second,
+		})
+	}
+	fewer := c
+	fewer.Peers = c.Peers[:1000]
+	s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.DiscardHandler)})
+	b.Cleanup(func() {
+		if err := s.Stop(context.WithoutCancel(b.Context()), false); err != nil {
+			b.Error(err)
+		}
+	})
+	apply := func(c Config) {
+		if err := s.Apply(b.Context(), c); err != nil {
+			b.Fatal(err)
+		}
+	}
+	begin := time.Now()
+	apply(fewer)
+	b.ReportMetric(float64(time.Since(begin).Milliseconds()), "ms-to-start")
+	for b.Loop() {
+		apply(c)
+		apply(fewer)
 	}
 }

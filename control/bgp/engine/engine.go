@@ -293,31 +293,76 @@ func (e *Engine) SetPeers(peers []Peer) error {
 		want[p.Addr] = p
 	}
 	defer e.Incomplete()()
-	had := e.Configured()
 	var errs []error
-	for _, old := range had {
-		p, ok := want[old.Addr]
-		switch {
-		case !ok:
-			e.remove(old, fsm.CeaseDeconfigured)
-			errs = append(errs, e.sign(old, conn.Auth{}))
-		case !p.sameSession(old):
-			e.remove(old, fsm.CeaseConfigChange)
-			errs = append(errs, e.sign(old, conn.Auth{}))
-		case p != old:
-			errs = append(errs, e.change(old, p))
+	for _, old := range e.Configured() {
+		if _, ok := want[old.Addr]; !ok {
+			errs = append(errs, e.deconfigure(old, fsm.CeaseDeconfigured))
 		}
 	}
 	for _, p := range peers {
-		e.mu.Lock()
-		_, have := e.sessions[p.Addr]
-		e.mu.Unlock()
-		if !have {
-			errs = append(errs, e.sign(p, p.Auth))
-			e.add(p)
-		}
+		errs = append(errs, e.set(p))
 	}
 	return errors.Join(errs...)
+}
+
+// SetPeer is [Engine.SetPeers] for one peer beside those that there are: what it costs does not follow their number.
+func (e *Engine) SetPeer(p Peer) error {
+	e.setup.Lock()
+	defer e.setup.Unlock()
+	if e.stopped {
+		return ErrStopped
+	}
+	defer e.Incomplete()()
+	return e.set(p)
+}
+
+// RemovePeer ends the session with a peer, if there is one.
+func (e *Engine) RemovePeer(addr netip.Addr) error {
+	e.setup.Lock()
+	defer e.setup.Unlock()
+	if e.stopped {
+		return ErrStopped
+	}
+	old, ok := e.configured(addr)
+	if !ok {
+		return nil
+	}
+	return e.deconfigure(old, fsm.CeaseDeconfigured)
+}
+
+// configured returns a peer as it is configured.
+func (e *Engine) configured(addr netip.Addr) (p Peer, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, ok := e.sessions[addr]
+	if ok {
+		p = s.peer.config
+	}
+	return p, ok
+}
+
+// set makes a peer be as it is to be. e.setup is held.
+func (e *Engine) set(p Peer) error {
+	old, ok := e.configured(p.Addr)
+	if ok && p == old {
+		return nil
+	}
+	if ok && p.sameSession(old) {
+		return e.change(old, p)
+	}
+	var errs []error
+	if ok {
+		errs = append(errs, e.deconfigure(old, fsm.CeaseConfigChange))
+	}
+	errs = append(errs, e.sign(p, p.Auth))
+	e.add(p)
+	return errors.Join(errs...)
+}
+
+// deconfigure removes a peer, with its signature from the listeners. e.setup is held.
+func (e *Engine) deconfigure(p Peer, subcode uint8) error {
+	e.remove(p, subcode)
+	return e.sign(p, conn.Auth{})
 }
 
 // sameSession reports whether two settings need the same session.
