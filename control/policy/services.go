@@ -40,14 +40,13 @@ type services struct {
 	tells Services
 	lacks bool // nothing is known of any slice
 
-	slices map[serviceName]*slice                   // by their own keys
-	of     map[serviceName][]*slice                 // the same by Service
-	broken map[serviceName]struct{}                 // slices of which it is not known what they say
-	sets   map[serviceName][]*set                   // in use
-	users  map[serviceName]map[filter.PolicyID]bool // the policies that name a Service
-	named  map[filter.PolicyID][]serviceName        // the same by policy
-	why    map[serviceName]string                   // as policies were compiled: why its endpoints are not known; "": they are
-	doubt  map[serviceName]struct{}                 // Services that are named and may have become known, or ceased to be
+	slices map[serviceName]*slice                     // by their own keys
+	of     map[serviceName][]*slice                   // the same by Service
+	broken map[serviceName]struct{}                   // slices of which it is not known what they say
+	sets   map[serviceName][]*set                     // in use
+	users  map[serviceName]map[filter.PolicyID]string // the policies that name a Service, and why its endpoints were not known as each was compiled; "": they were
+	named  map[filter.PolicyID][]serviceName          // the same by policy
+	doubt  map[serviceName]struct{}                   // Services that are named and may have become known, or ceased to be
 }
 
 // slice is an EndpointSlice, as rules are about it.
@@ -70,9 +69,8 @@ func (s *services) init(tells Services) {
 	s.of = make(map[serviceName][]*slice)
 	s.broken = make(map[serviceName]struct{})
 	s.sets = make(map[serviceName][]*set)
-	s.users = make(map[serviceName]map[filter.PolicyID]bool)
+	s.users = make(map[serviceName]map[filter.PolicyID]string)
 	s.named = make(map[filter.PolicyID][]serviceName)
-	s.why = make(map[serviceName]string)
 	s.doubt = make(map[serviceName]struct{})
 }
 
@@ -241,7 +239,6 @@ func (s *services) name(id filter.PolicyID, names []serviceName) {
 	for _, n := range s.named[id] {
 		if delete(s.users[n], id); len(s.users[n]) == 0 {
 			delete(s.users, n)
-			delete(s.why, n)
 			delete(s.doubt, n)
 		}
 	}
@@ -252,10 +249,9 @@ func (s *services) name(id filter.PolicyID, names []serviceName) {
 	s.named[id] = names
 	for _, n := range names {
 		if s.users[n] == nil {
-			s.users[n] = make(map[filter.PolicyID]bool, 1)
-			s.why[n] = s.unknown(n)
+			s.users[n] = make(map[filter.PolicyID]string, 1)
 		}
-		s.users[n][id] = true
+		s.users[n][id] = s.unknown(n)
 	}
 }
 
@@ -264,9 +260,11 @@ func (s *services) name(id filter.PolicyID, names []serviceName) {
 func (s *services) settle() []filter.PolicyID {
 	again := make(map[filter.PolicyID]bool)
 	for n := range s.doubt {
-		if now := s.unknown(n); s.why[n] != now {
-			s.why[n] = now
-			maps.Copy(again, s.users[n])
+		now := s.unknown(n)
+		for id, was := range s.users[n] {
+			if was != now {
+				again[id] = true
+			}
 		}
 	}
 	clear(s.doubt)

@@ -198,6 +198,18 @@ func TestServicesFollowed(t *testing.T) {
 	s.says("client>world tcp/443", "allow: Profile/kns.prod[0]")
 }
 
+// TestServicesWithinStep: of two policies that name a Service one comes before its endpoints are known,
+// and the other before they go, in one step. Both are closed at its end.
+func TestServicesWithinStep(t *testing.T) {
+	t.Parallel()
+	s := newSim(t, policy.Config{Services: policy.BroughtServices}, base()...)
+	web := slice("prod/web-1", "web", "TCP/80", "web")
+	const dst = "destination: {services: {name: web, namespace: prod}}"
+	s.send(event(gnp("o", to("Deny", dst))), event(web), event(gnp("p", to("Deny", dst))), gone(web.Key))
+	s.send(gone(store.Key{Kind: store.KindGlobalNetworkPolicy, Name: "o"}))
+	s.says("client>world tcp/443", "deny: GlobalNetworkPolicy/p[0]")
+}
+
 // TestServicesWithheld: where the datastore tells nothing of EndpointSlices, as for want of a right,
 // rules that name a Service are closed until it does.
 func TestServicesWithheld(t *testing.T) {
