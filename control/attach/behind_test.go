@@ -248,7 +248,7 @@ func TestKilledInDelBehind(t *testing.T) {
 					killAt(a, step)
 					dies(t, func() {
 						_ = a.Del(t.Context(), delOf(req))
-						_ = a.releaser.completeOne(t.Context(), req.ID)
+						_ = a.releaser.completeOne(t.Context(), req.ID, a.schedule.waits)
 					})
 					b := w.start()
 					w.run(b)

@@ -172,14 +172,11 @@ func (f *flusher) written(r record, rev store.Revision) error {
 		}
 		return nil
 	}
-	err := f.ledger.amend(r.id(), r.Since, stored, func(have *record) {
+	return f.ledger.amend(r.id(), r.Since, stored, func(have *record) {
 		have.Claims, have.Endpoint = nil, rev
 		have.Reused, have.Former = false, nil
+		f.schedule.done(r.id()) // here, where it is not on its way out: what is to come of a DEL stays
 	})
-	if err == nil {
-		f.schedule.done(r.id())
-	}
-	return err
 }
 
 // wait waits until no flush is under way, so that what is released next is not

@@ -247,3 +247,25 @@ func TestConfirmedLater(t *testing.T) {
 		}
 	})
 }
+
+// TestEndWaitsBesideCompletion: an end that is to wait for its pod's does, also where the background
+// work saw it on its way out before the DEL had said so, and where the datastore returns.
+func TestEndWaitsBesideCompletion(t *testing.T) {
+	t.Parallel()
+	_, a, _, req, _ := lingering(t, time.Hour)
+	l, err := a.locks.lock(t.Context(), req.ID, Workload{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.ledger.advance(l.record, released); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- a.releaser.completeOne(t.Context(), req.ID, a.schedule.waits) }()
+	a.schedule.await(req.ID, time.Hour)
+	a.schedule.clear()
+	l.unlock()
+	if err := <-done; !errors.Is(err, errLater) {
+		t.Errorf("%v, want that it waits", err)
+	}
+}

@@ -323,8 +323,12 @@ func (x *releaser) complete(ctx context.Context, later func(ID) bool) bool {
 			note(id, nil)
 		default:
 			g.Go(func() error {
-				err := x.completeOne(ctx, id)
-				if err == nil {
+				err := x.completeOne(ctx, id, later)
+				switch {
+				case err == nil:
+					return nil
+				case errors.Is(err, errLater):
+					note(id, nil)
 					return nil
 				}
 				x.schedule.failed(id)
@@ -340,7 +344,12 @@ func (x *releaser) complete(ctx context.Context, later func(ID) bool) bool {
 	return left == 0
 }
 
-func (x *releaser) completeOne(ctx context.Context, id ID) error {
+// errLater says that an attachment is to be tried later.
+var errLater = errors.New("later")
+
+// completeOne finishes an interrupted release, unless later says, now that no other call is about the
+// attachment, that it waits: the DEL that had the lock says so last.
+func (x *releaser) completeOne(ctx context.Context, id ID, later func(ID) bool) error {
 	// Who asks for the container or its device does not wait for the datastore,
 	// nor for who waits for it with the other lock.
 	ctx, cancel := context.WithCancel(ctx)
@@ -359,6 +368,9 @@ func (x *releaser) completeOne(ctx context.Context, id ID) error {
 	if !l.State.leaving() {
 		x.schedule.done(id)
 		return nil
+	}
+	if later(id) {
+		return errLater
 	}
 	if err := x.release(ctx, l.record); err != nil {
 		return err

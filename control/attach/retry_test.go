@@ -162,7 +162,7 @@ func TestCompleteYieldsWhileItWaits(t *testing.T) {
 	}
 	defer device()
 	done := make(chan error, 1)
-	go func() { done <- a.releaser.completeOne(t.Context(), id) }()
+	go func() { done <- a.releaser.completeOne(t.Context(), id, a.schedule.waits) }()
 	await.True(w.t, "it has one lock and waits for the other", func() bool {
 		unlock, ok := a.locks.keys.tryLock(attachmentLock(id))
 		if ok {

@@ -115,11 +115,11 @@ func (s *schedule) done(id ID) {
 	delete(s.by, id)
 }
 
-// clear forgets all past failures.
+// clear forgets all past failures, and not what waits for something else.
 func (s *schedule) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	clear(s.by)
+	maps.DeleteFunc(s.by, func(_ ID, r retry) bool { return !r.awaits })
 }
 
 // tried forgets what was due at a time and has not failed since: it was tried, or
