@@ -258,7 +258,7 @@ kubernetes: kube-tools kube-runtime kube-crio kube-oracle build ## Conformance a
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -p 1 -timeout 20m -v ./integration/kube/cluster ./integration/kube/credentials ./integration/kube/runtimes
 	for d in v1 etcd; do KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 10m -v -run '$(KUBERIGHTS)' ./integration/kube/cluster -datastore=$$d -nodes=2 || exit 1; done
 	KUBE_BIN=$(KUBE) ROUTERD_BIN=$(BIN) $(GO) test -count=1 -timeout 15m -v ./integration/kube/runtimes -runtime=crio
-	$(GO) test -count=1 -timeout 15m -v -run '^TestKubeProxyIPVS$$' -exec '$(PROXYRUN)' ./dataplane/nft
+	$(GO) test -tags kubeproxy -count=1 -timeout 15m -v -run '^TestKubeProxyIPVS$$' -exec '$(PROXYRUN)' ./dataplane/nft
 	$(GO) test -count=1 -timeout 15m -v ./control/policy -run '^TestKubernetesPolicies$$' -rapid.checks=2000 -cyclonus=$(KUBE)/cyclonus
 
 # What it passed with, for make test, as of test-package.
