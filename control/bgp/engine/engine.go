@@ -306,6 +306,8 @@ func (e *Engine) SetPeers(peers []Peer) error {
 }
 
 // SetPeer is [Engine.SetPeers] for one peer beside those that there are: what it costs does not follow their number.
+// The error is [ErrStopped], or what the kernel refused of the keys that sign its segments (RFC 2385, RFC 5925); the
+// peer is there then all the same.
 func (e *Engine) SetPeer(p Peer) error {
 	e.setup.Lock()
 	defer e.setup.Unlock()
@@ -316,7 +318,8 @@ func (e *Engine) SetPeer(p Peer) error {
 	return e.set(p)
 }
 
-// RemovePeer ends the session with a peer, if there is one.
+// RemovePeer ends the session with a peer, if there is one, by a Cease (RFC 4486, Peer De-configured). The errors are
+// those of [Engine.SetPeer]; the peer is gone then all the same.
 func (e *Engine) RemovePeer(addr netip.Addr) error {
 	e.setup.Lock()
 	defer e.setup.Unlock()
