@@ -237,8 +237,11 @@ func TestPodWhileTheAPIIsAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPods(api, known.Spec.Node, &datastore{Store: etcd, timeout: time.Minute}, slog.New(slog.DiscardHandler))
-	p.patience = time.Millisecond
 	for uid, want := range map[string]error{"u1": nil, "u2": store.ErrUnavailable, "": store.ErrUnavailable} {
+		p.patience = apiPatience
+		if want != nil {
+			p.patience = time.Millisecond // as long as it lasts, it asks again
+		}
 		req := AddRequest{Workload: Workload{Orchestrator: Kubernetes, Namespace: known.Namespace, Pod: known.Spec.Pod}, PodUID: uid}
 		_, got, err := p.complete(t.Context(), req)
 		switch {
