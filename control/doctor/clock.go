@@ -49,8 +49,8 @@ func clocks(f Facts) []Finding {
 		}
 		d := Finding{
 			Severity: Warning, Check: "clock", Node: c.Node, Object: c.Node,
-			Cause: "nothing sets its clock by others, or what does is wrong; certificates, join tokens and the time in which a change is to be confirmed are judged by it",
-			Cure:  fmt.Sprintf("timedatectl set-ntp true # on %s; chronyc tracking or timedatectl timesync-status says what it follows", c.Node),
+			Cause: "its clock is not synchronized, or to a wrong source; certificates, join tokens and the time limit for confirming a change depend on it",
+			Cure:  fmt.Sprintf("timedatectl set-ntp true # on %s; chronyc tracking or timedatectl timesync-status shows its time source", c.Node),
 		}
 		if by.Abs() >= clockFar {
 			d.Severity = Critical // it does not take certificates that are made now, or takes them for ended

@@ -49,8 +49,8 @@ func absent(c Cluster) []Finding {
 		}
 		out = append(out, Finding{
 			Severity: Critical, Check: "host-absent", Node: m.Name, Object: m.Name,
-			What:  fmt.Sprintf("the daemon of %s is not there", m.Name),
-			Cause: "it stopped, the host is down, or it does not reach the datastore; what it was told last stays in its kernel",
+			What:  fmt.Sprintf("the daemon of %s is absent", m.Name),
+			Cause: "it has stopped, the host is down, or it cannot reach the datastore; the kernel keeps its last routes and rules",
 			Cure:  fmt.Sprintf("systemctl restart routerd # on %s; if the host is gone for good: routerctl delete node %s", m.Name, m.Name),
 		})
 	}
@@ -84,7 +84,7 @@ func sharedAddresses(c Cluster) []Finding {
 			out = append(out, Finding{
 				Severity: Critical, Check: kind.check, Node: names[0], Object: a.String(),
 				What:  fmt.Sprintf("the nodes %s have one %s, %s", strings.Join(names, " and "), kind.what, a),
-				Cause: "a host was cloned, or a Node is left of one that has another name now",
+				Cause: "a host was cloned, or was renamed and its old Node is left",
 				Cure:  fmt.Sprintf("routerctl delete node %s # the one that does not exist, of %s", names[len(names)-1], strings.Join(names, ", ")),
 			})
 		}
@@ -126,7 +126,7 @@ func records(c Cluster) []Finding {
 		d := Finding{
 			Severity: Warning, Check: "ipam-records", Object: first.What, Field: problem,
 			What: fmt.Sprintf("IPAM's records, %s: %s: %s", problem, first.What, first.Why), Cause: first.Cure,
-			Cure: "routerctl ipam check --show-problem-ips # then --fix for what no host mends",
+			Cure: "routerctl ipam check --show-problem-ips # then --fix for what no host repairs",
 		}
 		if len(list) > 1 {
 			d.What += fmt.Sprintf(" (and %d more)", len(list)-1)

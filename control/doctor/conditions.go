@@ -20,21 +20,21 @@ func condition(name string) (k known, ok bool) {
 	case "Registered":
 		return known{Critical, "this host is not registered", "routerctl get nodes -o wide"}, true
 	case "Address":
-		return known{Critical, "this host's address is not as it should be", "ip -br addr"}, true
+		return known{Critical, "this host's address is wrong", "ip -br addr"}, true
 	case "DataplaneProgrammed":
 		return known{Critical, "this host's dataplane is not programmed", "routerctl routes --all"}, true
 	case "Datastore":
-		return known{Critical, "the datastore is not reached", "routerctl cluster status"}, true
+		return known{Critical, "the datastore cannot be reached", "routerctl cluster status"}, true
 	case "Certificates":
 		return known{Warning, "a certificate ends soon, or cannot be read or renewed", "openssl x509 -enddate -noout -in FILE # the condition names FILE and the cure"}, true
 	case "BGP":
 		return known{Critical, "BGP does not run as it should", "ss -ltnp sport = :179"}, true
 	case "WorkloadMTU":
-		return known{Warning, "the MTU of workloads is not right", "routerctl node paths"}, true
+		return known{Warning, "the MTU of workloads is wrong", "routerctl node paths"}, true
 	case "Policy":
-		return known{Critical, "policy is not enforced as the datastore has it", "routerctl policy show"}, true
+		return known{Critical, "the policy in the datastore is not enforced", "routerctl policy show"}, true
 	case "Journal":
-		return known{Critical, "what workloads are promised cannot be written", "df -h /var/lib/routerd"}, true
+		return known{Critical, "the journal of attachments cannot be written", "df -h /var/lib/routerd"}, true
 	case "Files":
 		return known{Warning, "the daemon cannot write its files", "df -h /var/lib/routerd /run/routerd"}, true
 	case "FelixRules":
@@ -46,7 +46,7 @@ func condition(name string) (k known, ok bool) {
 	case "PodCIDRs":
 		return known{Critical, "pod CIDRs of Nodes and pools do not agree", "kubectl get nodes -o custom-columns=NAME:.metadata.name,CIDRS:.spec.podCIDRs"}, true
 	case "ForeignRoutes":
-		return known{Critical, "routes of other programs take packets", "routerctl routes"}, false
+		return known{Critical, "routes of other programs divert packets", "routerctl routes"}, false
 	}
 	if strings.HasPrefix(name, "Pool/") || strings.HasPrefix(name, "Pool-") {
 		return known{Critical, "a pool cannot be served", "routerctl get ippools " + name[len("Pool/"):] + " -o yaml"}, false

@@ -91,7 +91,7 @@ type Lost struct {
 	Prefix  netip.Prefix
 	Node    string
 	Reason  string   // why what the datastore says cannot be used
-	Refused []string // why what BGP peers announce of it is not let in
+	Refused []string // why import filters reject what BGP peers announce of it
 	Gone    bool     // the datastore has no such node any more
 }
 

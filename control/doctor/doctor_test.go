@@ -121,11 +121,11 @@ func TestExamine(t *testing.T) {
 			func(f *Facts) { f.Host.Neighbours[dataplane.IPv4] = survey.Fill{Count: 950, Max: 1024} },
 			Warning, "table-full", "IPv4 neighbours is nearly full: 950 of 1024; sysctl -w net.ipv4.neigh.default.gc_thresh3=4096",
 		},
-		"path":          {func(f *Facts) { f.Paths[0].Mtu = 1400 }, Warning, "path-mtu", "1400 bytes, and eth0 sends 1500; ip link set eth0 mtu 1400"},
+		"path":          {func(f *Facts) { f.Paths[0].Mtu = 1400 }, Warning, "path-mtu", "is 1400, and that of eth0 is 1500; ip link set eth0 mtu 1400"},
 		"VXLAN":         {echo(Echo{Encap: "vxlan/4096/4789", Device: "vxlan.calico"}), Critical, "tunnel", "vxlan.calico (UDP port 4789) to node3 (10.2.0.11) and back; nft insert rule inet filter input udp dport 4789 accept"},
 		"IPIP":          {echo(Echo{Encap: "ipip", Device: "tunl0"}), Critical, "tunnel", "tunl0 (protocol 4) to node3 (10.2.0.11) and back; nft insert rule inet filter input ip protocol 4 accept"},
-		"one way":       {echo(Echo{Encap: "ipip", Device: "tunl0", Heard: Yes}), Critical, "tunnel", "packets get through tunl0 (protocol 4) to node3 (10.2.0.11), and none comes back; nft insert rule inet filter input ip protocol 4 accept # on this host, node3"},
-		"the other way": {echo(Echo{Encap: "ipip", Device: "tunl0", Heard: No}), Critical, "tunnel", "no packet gets through tunl0 (protocol 4) to node3 (10.2.0.11): it hears nothing of this host; nft insert rule inet filter input ip protocol 4 accept # on node3"},
+		"one way":       {echo(Echo{Encap: "ipip", Device: "tunl0", Heard: Yes}), Critical, "tunnel", "packets get through tunl0 (protocol 4) to node3 (10.2.0.11), but none come back; nft insert rule inet filter input ip protocol 4 accept # on this host, node3"},
+		"the other way": {echo(Echo{Encap: "ipip", Device: "tunl0", Heard: No}), Critical, "tunnel", "no packet gets through tunl0 (protocol 4) to node3 (10.2.0.11): it receives nothing from this host; nft insert rule inet filter input ip protocol 4 accept # on node3"},
 		"clock": {func(f *Facts) {
 			f.Clocks = []Clock{{"node2", 7 * time.Second, 8 * time.Second}, {"node3", -time.Second, time.Second}}
 		}, Warning, "clock", "the clock of node2 is 7s ahead of those of 2 of 3 hosts; timedatectl set-ntp true # on node2"},
@@ -144,7 +144,7 @@ func TestExamine(t *testing.T) {
 		"hidden blocks": {func(f *Facts) {
 			to := netip.MustParseAddr("10.1.0.1")
 			f.Hidden = []Hidden{{netip.MustParsePrefix("192.168.1.0/26"), "tor", to, "mute", "BGPFilter mute: rule 1 rejects it"}, {netip.MustParsePrefix("192.168.1.64/26"), "tor", to, "mute", "BGPFilter mute: rule 1 rejects it"}}
-		}, Warning, "hidden-block", "tor (10.1.0.1) is not told of this host's block 192.168.1.0/26: BGPFilter mute: rule 1 rejects it, nor of 192.168.1.64/26; routerctl get bgpfilters mute -o yaml"},
+		}, Warning, "hidden-block", "tor (10.1.0.1) does not receive this host's block 192.168.1.0/26: BGPFilter mute: rule 1 rejects it, nor of 192.168.1.64/26; routerctl get bgpfilters mute -o yaml"},
 		"a node is gone": {func(f *Facts) { f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", nil, true}} }, Warning, "no-route", "192.168.2.0/26 is a block of node node2, which does not exist; routerctl ipam check --fix"},
 		"no route":       {func(f *Facts) { f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", nil, false}} }, Critical, "no-route", "192.168.2.0/26 of node2: far; routerctl routes 192.168.2.0/26"},
 		"filter": {func(f *Facts) {
@@ -153,18 +153,18 @@ func TestExamine(t *testing.T) {
 		"refused": {func(f *Facts) {
 			f.Lost = []Lost{{netip.MustParsePrefix("192.168.2.0/26"), "node2", "far", []string{"tor announces it, and AS loop"}, false}}
 		}, Critical, "no-route", "; routerctl bgp explain 192.168.2.0/26"},
-		"other gateway": {way(Way{Via: netip.MustParseAddr("10.1.0.2"), Hop: survey.Hop{Device: "cali1", Gateway: netip.MustParseAddr("10.1.0.1"), Table: 254}}), Critical, "way", "leave via 10.1.0.1 dev cali1 and not by cali1 via 10.1.0.2"},
+		"other gateway": {way(Way{Via: netip.MustParseAddr("10.1.0.2"), Hop: survey.Hop{Device: "cali1", Gateway: netip.MustParseAddr("10.1.0.1"), Table: 254}}), Critical, "way", "leave via 10.1.0.1 dev cali1 instead of cali1 via 10.1.0.2"},
 		"source check":  {way(Way{Err: survey.ErrSource}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.rp_filter=2"},
-		"strict device": {barredBy("eth1"), Critical, "rp-filter", "node3 (10.2.0.11), node4 (10.2.0.12) come in by eth1, which drops them: the way back is via 10.1.0.1 dev eth0, and eth1 is strict about that (rp_filter); sysctl -w net.ipv4.conf.eth1.rp_filter=2 # or have the routers send to eth0"},
+		"strict device": {barredBy("eth1"), Critical, "rp-filter", "node3 (10.2.0.11), node4 (10.2.0.12) come in by eth1, which drops them: the way back is via 10.1.0.1 dev eth0, and rp_filter of eth1 is strict; sysctl -w net.ipv4.conf.eth1.rp_filter=2 # or have the routers send to eth0"},
 		"all strict":    {barredBy("all"), Critical, "rp-filter", "; sysctl -w net.ipv4.conf.eth1.rp_filter=2"},
 		"not forwarded": {way(Way{Err: survey.ErrNotForwarded}), Critical, "way", "sysctl -w net.ipv4.conf.eth0.forwarding=1"},
-		"elsewhere":     {way(Way{Hop: survey.Hop{Device: "eth1", Table: 100}}), Critical, "way", "leave dev eth1 table 100 and not by cali1; ip route get 192.168.1.1 from 192.168.2.1 iif eth0"},
-		"nowhere":       {way(Way{Err: survey.ErrForbidden}), Critical, "way", "go nowhere"},
+		"elsewhere":     {way(Way{Hop: survey.Hop{Device: "eth1", Table: 100}}), Critical, "way", "leave dev eth1 table 100 instead of cali1; ip route get 192.168.1.1 from 192.168.2.1 iif eth0"},
+		"nowhere":       {way(Way{Err: survey.ErrForbidden}), Critical, "way", "are not forwarded"},
 		"kernel":        {func(f *Facts) { f.Failed = []*apiv1.ObjectStatus{{Kind: "route", Object: "r", Reason: "no"}} }, Critical, "kernel-refuses", "the route r; routerctl routes --all"},
 		"pool": {func(f *Facts) {
 			f.Node.Pools[0].Usable, f.Node.Pools[0].Reason = false, "device tunl0: this kernel cannot make ipip devices"
 		}, Critical, "pool", "; modprobe ipip"},
-		"change":    {func(f *Facts) { f.Node.Pools[0].Reason = "not carried as VXLAN yet" }, Warning, "pool-change", "; routerctl pool status p"},
+		"change":    {func(f *Facts) { f.Node.Pools[0].Reason = "not yet using VXLAN" }, Warning, "pool-change", "; routerctl pool status p"},
 		"wrong AS":  {session("wrong AS: 10.1.0.1 has AS 1, but AS 2 is configured for it"), Critical, "bgp-session", "; routerctl get bgppeers tor -o yaml # correct spec.asNumber"},
 		"keys":      {session("connecting; TCP-AO suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same keys"},
 		"password":  {session("connecting; MD5 suspected: 3 segments came without a signature"), Critical, "bgp-session", "the same spec.password"},
@@ -218,7 +218,7 @@ func TestAwaited(t *testing.T) {
 		t.Errorf("of a session that is up: %q", got)
 	}
 	p.State, p.Info = "start", "connecting"
-	if diff := cmp.Diff([]string{"BGP session with tor (10.1.0.1): it is not up yet, and the timers of both sides let it take 30s more: connecting"}, Awaited(f)); diff != "" {
+	if diff := cmp.Diff([]string{"BGP session with tor (10.1.0.1): it is not up yet; by the timers of both sides it may take 30s more: connecting"}, Awaited(f)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -273,7 +273,7 @@ func TestExamineCluster(t *testing.T) {
 	}{
 		"nothing":        {func(*Cluster) {}, "", "", "", ""},
 		"not known":      {func(c *Cluster) { c.Present = nil }, "", "", "", ""},
-		"absent":         {func(c *Cluster) { delete(c.Present, "b"); c.Members[1].Conditions[0].Ok = false }, Critical, "host-absent", "b", "the daemon of b is not there; systemctl restart routerd # on b"},
+		"absent":         {func(c *Cluster) { delete(c.Present, "b"); c.Members[1].Conditions[0].Ok = false }, Critical, "host-absent", "b", "the daemon of b is absent; systemctl restart routerd # on b"},
 		"address":        {func(c *Cluster) { c.Members[2].Addrs = c.Members[0].Addrs }, Critical, "shared-address", "a", "a and calico have one address, 10.1.0.1; routerctl delete node calico"},
 		"tunnel address": {func(c *Cluster) { c.Members[1].Tunnels = c.Members[0].Tunnels }, Critical, "shared-tunnel-address", "a", "a and b have one tunnel address, 192.168.1.0"},
 		"condition":      {func(c *Cluster) { c.Members[1].Conditions = []*apiv1.Check{{Name: "Pool-p", Reason: "no"}} }, Critical, "condition-pool-p", "b", "a pool cannot be served: no; routerctl get ippools p -o yaml # on b"},

@@ -27,7 +27,7 @@ func uplinks(f Facts) []Finding {
 			out = append(out, Finding{
 				Severity: Critical, Check: "uplink-down", Device: l.Name,
 				What:  fmt.Sprintf("%s, by which this host reaches the others, is down", l.Name),
-				Cause: "it was set down, or the cable or the switch's port has no link", Cure: fmt.Sprintf("ip link set %s up # and see its link: ethtool %s", l.Name, l.Name),
+				Cause: "it was set down, or the cable or the switch port has no link", Cure: fmt.Sprintf("ip link set %s up # and see its link: ethtool %s", l.Name, l.Name),
 			})
 		}
 	}
@@ -44,8 +44,8 @@ func missing(f Facts) []Finding {
 		}
 		out = append(out, Finding{
 			Severity: Critical, Check: "address-missing", Device: device, Object: a.String(),
-			What:  fmt.Sprintf("this host is registered with %s, and none of its devices has it", a.Addr()),
-			Cause: "somebody took it away, or its DHCP lease ended", Cure: fmt.Sprintf("ip addr add %s dev %s", a, device),
+			What:  fmt.Sprintf("this host is registered with %s, but none of its devices has it", a.Addr()),
+			Cause: "it was removed, or its DHCP lease ended", Cure: fmt.Sprintf("ip addr add %s dev %s", a, device),
 		})
 	}
 	return out
@@ -72,7 +72,7 @@ func felix(f Facts) []Finding {
 	}
 	return []Finding{{
 		Severity: Critical, Check: "felix-rules", Object: strings.Join(f.Felix, ", "),
-		What:  "rules of Calico's Felix judge packets beside routerd's: " + strings.Join(f.Felix, ", "),
+		What:  "rules of Calico's Felix apply to packets beside routerd's: " + strings.Join(f.Felix, ", "),
 		Cause: "Felix leaves them when it stops", Cure: "routerd cleanup --calico # if Felix does not run on this host any more",
 	}}
 }
@@ -87,8 +87,8 @@ func foreignRoutes(f Facts) []Finding {
 		}
 		out = append(out, Finding{
 			Severity: Critical, Check: "foreign-route", Object: r.Theirs,
-			What:  fmt.Sprintf("route %s of another program takes the packets of %s", r.Theirs, r.Ours),
-			Cause: "routerd leaves routes of others alone; the kernel prefers this one", Cure: ip(fam) + " route del " + r.Theirs,
+			What:  fmt.Sprintf("route %s of another program diverts the packets of %s", r.Theirs, r.Ours),
+			Cause: "the kernel prefers it, and routerd does not remove routes of other programs", Cure: ip(fam) + " route del " + r.Theirs,
 		})
 	}
 	return out
@@ -108,8 +108,8 @@ func foreignRules(f Facts) []Finding {
 		}
 		out = append(out, Finding{
 			Severity: severity, Check: "foreign-rule", Object: r.String(),
-			What:  fmt.Sprintf("rule %q of another program decides about packets of pods before routerd's routes do", r),
-			Cause: "packets that it takes do not see the main table, in which routerd's routes are", Cure: ip(r.Family) + " rule del " + r.String(),
+			What:  fmt.Sprintf("rule %q of another program applies to packets of pods before routerd's routes", r),
+			Cause: "packets that match it are not looked up in the main table, which holds routerd's routes", Cure: ip(r.Family) + " rule del " + r.String(),
 		})
 	}
 	return out
@@ -126,8 +126,8 @@ func fixedNeighbours(f Facts) []Finding {
 		}
 		out = append(out, Finding{
 			Severity: Critical, Check: "fixed-neighbour", Device: n.Device, Object: n.Addr.String(),
-			What:  fmt.Sprintf("the neighbour entry of %s (%s) on %s is fixed at %s", node, n.Addr, n.Device, n.MAC),
-			Cause: "somebody entered it by hand; the kernel does not ask who has the address", Cure: fmt.Sprintf("ip neigh del %s dev %s", n.Addr, n.Device),
+			What:  fmt.Sprintf("the neighbour entry of %s (%s) on %s is permanent, with %s", node, n.Addr, n.Device, n.MAC),
+			Cause: "it was entered by hand, so the kernel does not resolve the address", Cure: fmt.Sprintf("ip neigh del %s dev %s", n.Addr, n.Device),
 		})
 	}
 	return out
@@ -143,7 +143,7 @@ func chains(f Facts) []Finding {
 		}
 		out = append(out, Finding{
 			Severity: Critical, Check: "forward-drop", Object: c.String(), Field: "policy",
-			What:  fmt.Sprintf("chain %q of another program drops what is forwarded unless a rule of it lets it pass, and none names the pods' devices", c),
+			What:  fmt.Sprintf("chain %q of another program drops forwarded packets unless one of its rules accepts them, and none names the pods' devices", c),
 			Cause: "a firewall, or Docker, which sets the policy of FORWARD to DROP", Cure: fmt.Sprintf("nft insert rule %s iifname \"cali*\" accept; nft insert rule %s oifname \"cali*\" accept", c, c),
 		})
 	}
@@ -164,7 +164,7 @@ func fill(t survey.Fill, what, key string) []Finding {
 	out := Finding{
 		Severity: Warning, Check: "table-full", Object: what, Field: key,
 		What:  fmt.Sprintf("the kernel's table of %s is nearly full: %d of %d", what, t.Count, t.Max),
-		Cause: "more of them than the host was set up for; what finds no room is dropped", Cure: fmt.Sprintf("sysctl -w %s=%d", key, 4*t.Max),
+		Cause: "there are more than the host is configured for; the kernel drops packets that need another entry", Cure: fmt.Sprintf("sysctl -w %s=%d", key, 4*t.Max),
 	}
 	if t.Of(full) {
 		out.Severity, out.What = Critical, fmt.Sprintf("the kernel's table of %s is full: %d of %d", what, t.Count, t.Max)
@@ -196,10 +196,10 @@ func lost(f Facts) []Finding {
 		switch {
 		case l.Gone:
 			d.Severity, d.What = Warning, fmt.Sprintf("%s is a block of node %s, which does not exist", l.Prefix, l.Node)
-			d.Cause, d.Cure = "the Node was deleted, or never was, and the block was not; hosts take it away after ipam.leakGracePeriod", "routerctl ipam check --fix"
+			d.Cause, d.Cure = "the Node was deleted or never existed, and the block was left; hosts delete it after ipam.leakGracePeriod", "routerctl ipam check --fix"
 		case len(l.Refused) > 0:
 			d.What = fmt.Sprintf("no route leads to %s of %s: %s", l.Prefix, l.Node, strings.Join(l.Refused, "; "))
-			d.Cause, d.Cure = "what BGP peers announce of it is not let in", "routerctl bgp explain "+l.Prefix.String()
+			d.Cause, d.Cure = "import filters reject what BGP peers announce of it", "routerctl bgp explain "+l.Prefix.String()
 			if _, name, ok := strings.Cut(l.Refused[0], "BGPFilter "); ok {
 				name, _, _ = strings.Cut(name, ":")
 				d.Cure = "routerctl get bgpfilters " + name + " -o yaml # let it accept " + l.Prefix.String()
@@ -220,7 +220,7 @@ func ways(f Facts) []Finding {
 		fam := dataplane.FamilyOf(w.Packet.To)
 		d := Finding{
 			Severity: Critical, Check: "way", Device: w.Packet.In, Object: w.Packet.To.String(),
-			What: fmt.Sprintf("packets from %s to %s (%s) go nowhere", w.Packet.From, w.Packet.To, w.Node),
+			What: fmt.Sprintf("packets from %s to %s (%s) are not forwarded", w.Packet.From, w.Packet.To, w.Node),
 			Cure: ip(fam) + " route get " + w.Packet.String(),
 		}
 		want := strings.Join(w.Want, " or ")
@@ -229,8 +229,8 @@ func ways(f Facts) []Finding {
 		}
 		switch {
 		case w.Err == nil:
-			d.What = fmt.Sprintf("packets from %s to %s (%s) leave %s and not by %s", w.Packet.From, w.Packet.To, w.Node, w.Hop, want)
-			d.Cause = "a route or a rule of another program comes before routerd's"
+			d.What = fmt.Sprintf("packets from %s to %s (%s) leave %s instead of %s", w.Packet.From, w.Packet.To, w.Node, w.Hop, want)
+			d.Cause = "a route or rule of another program precedes routerd's"
 		case errors.Is(w.Err, survey.ErrSource):
 			d.Field, d.Cause = conf(w.Packet.In, "rp_filter"), w.Err.Error()
 			d.Cure = "sysctl -w " + d.Field + "=2"
@@ -266,7 +266,7 @@ func barred(f Facts) []Finding {
 		field := conf(b.By, "rp_filter")
 		out = append(out, Finding{
 			Severity: Critical, Check: "rp-filter", Device: b.Device, Object: b.Addr.String(), Field: field,
-			What:  fmt.Sprintf("packets of %s come in by %s, which drops them: the way back is %s, and %s is strict about that (rp_filter)", strings.Join(who, ", "), b.Device, b.Back, b.Device),
+			What:  fmt.Sprintf("packets of %s come in by %s, which drops them: the way back is %s, and rp_filter of %s is strict", strings.Join(who, ", "), b.Device, b.Back, b.Device),
 			Cause: fmt.Sprintf("%s is 1 (RFC 3704), and routers send packets for this host to %s", field, b.Device),
 			Cure:  fmt.Sprintf("sysctl -w %s=2 # or have the routers send to %s", conf(b.Device, "rp_filter"), b.Back.Device),
 		})
@@ -280,7 +280,7 @@ func objects(f Facts) []Finding {
 	for _, o := range f.Failed {
 		out = append(out, Finding{
 			Severity: Critical, Check: "kernel-refuses", Object: o.GetObject(),
-			What: fmt.Sprintf("the kernel does not take the %s %s", o.GetKind(), o.GetObject()), Cause: o.GetReason(), Cure: "routerctl routes --all",
+			What: fmt.Sprintf("the kernel refuses the %s %s", o.GetKind(), o.GetObject()), Cause: o.GetReason(), Cure: "routerctl routes --all",
 		})
 	}
 	return out
@@ -302,7 +302,7 @@ func claims(f Facts) []Finding {
 			d.Node = whose
 			d.What = fmt.Sprintf("several machines on %s answer for %s, the address of %s: %s", c.Device, c.Addr, whose, strings.Join(macs, ", "))
 		}
-		d.Cause = "a host was cloned or set up with an address that is taken; packets go to whoever answered last"
+		d.Cause = "a host was cloned, or configured with an address in use; packets go to the machine that answered last"
 		d.Cure = fmt.Sprintf("ip addr del %s dev DEVICE # on the machine of %s", netip.PrefixFrom(c.Addr, c.Addr.BitLen()), macs[len(macs)-1])
 		out = append(out, d)
 	}
@@ -315,8 +315,8 @@ func pods(f Facts) []Finding {
 	for _, p := range f.Pods {
 		out = append(out, Finding{
 			Severity: Critical, Check: "workload", Device: p.Device, Object: p.Name,
-			What:  fmt.Sprintf("workload %s is not as it was attached: %s", p.Name, strings.ReplaceAll(p.Err.Error(), "\n", "; ")),
-			Cause: "somebody changed it, in its network namespace or on this host", Cure: fmt.Sprintf("kubectl delete pod %s # or start it anew by its runtime", kubectl(p.Name)),
+			What:  fmt.Sprintf("the network of workload %s has changed since it was attached: %s", p.Name, strings.ReplaceAll(p.Err.Error(), "\n", "; ")),
+			Cause: "it was changed in its network namespace or on this host", Cure: fmt.Sprintf("kubectl delete pod %s # or have its runtime recreate it", kubectl(p.Name)),
 		})
 	}
 	return out
@@ -349,7 +349,7 @@ func disks(f Facts) []Finding {
 		fi := Finding{
 			Severity: Warning, Check: "disk-full", Object: d.Dir,
 			What:  fmt.Sprintf("the file system of %s is nearly full: %d MiB of %d are free", d.Dir, d.Free>>20, d.Size>>20),
-			Cause: "what workloads are promised is written there first; without room no workload is attached", Cure: "du -xsh " + d.Dir + "/* | sort -h",
+			Cause: "attachments are written there first; without space no workload can be attached", Cure: "du -xsh " + d.Dir + "/* | sort -h",
 		}
 		switch {
 		case files:

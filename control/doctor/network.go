@@ -22,15 +22,15 @@ func echoes(f Facts) []Finding {
 			out = append(out, d)
 		case e.Offload:
 			d.Check = "tunnel-offload"
-			d.What = fmt.Sprintf("packets whose checksum is left to the hardware are lost on the way through %s to %s (%s)", e.Device, e.Node, e.Addr)
-			d.Cause = "a network card, its driver or the virtual switch between makes wrong checksums of tunnelled packets"
+			d.What = fmt.Sprintf("packets with checksum offload are lost through %s to %s (%s)", e.Device, e.Node, e.Addr)
+			d.Cause = "a network card, its driver or a virtual switch on the path computes wrong checksums for tunnelled packets"
 			d.Cure = "routerctl node tunnels --retry " + e.Node // which switches off what spoils packets
 			out = append(out, d)
 		case e.Size > 0 && e.Size < e.Full:
 			d.Check, d.Severity = "tunnel-mtu", Warning
-			d.What = fmt.Sprintf("packets of more than %d bytes are lost on the way through %s to %s (%s), and it takes %d", e.Size, e.Device, e.Node, e.Addr, e.Full)
-			d.Cause = "a link on the way takes less than the uplinks of the hosts"
-			d.Cure = fmt.Sprintf("ping -c1 -M do -s %d %s # find the link and raise its MTU, or lower the uplinks' to what it takes", e.Full+vxlanOverhead-icmpHeaders, e.Addr)
+			d.What = fmt.Sprintf("packets of more than %d bytes are lost through %s to %s (%s), whose MTU is %d", e.Size, e.Device, e.Node, e.Addr, e.Full)
+			d.Cause = "a link on the path has a smaller MTU than the hosts' uplinks"
+			d.Cure = fmt.Sprintf("ping -c1 -M do -s %d %s # find the link and raise its MTU, or lower the MTU of the uplinks", e.Full+vxlanOverhead-icmpHeaders, e.Addr)
 			out = append(out, d)
 		}
 	}
@@ -50,18 +50,18 @@ func (e Echo) lost() (what, cause, cure string) {
 	where := "on the host or firewall that drops them"
 	switch e.Heard {
 	case Yes:
-		what = fmt.Sprintf("packets get through %s (%s) to %s (%s), and none comes back", e.Device, carrier, e.Node, e.Addr)
-		cause = fmt.Sprintf("%s hears this host; it, this host or something between drops what it sends here", e.Node)
-		where = fmt.Sprintf("on this host, %s or a firewall between, which drops what comes from there", e.Node)
+		what = fmt.Sprintf("packets get through %s (%s) to %s (%s), but none come back", e.Device, carrier, e.Node, e.Addr)
+		cause = fmt.Sprintf("%s receives this host's packets; it, this host or a device between drops its packets to this host", e.Node)
+		where = fmt.Sprintf("on this host, %s or a firewall between, which drops packets from there", e.Node)
 	case No:
-		what = fmt.Sprintf("no packet gets through %s (%s) to %s (%s): it hears nothing of this host", e.Device, carrier, e.Node, e.Addr)
-		cause = fmt.Sprintf("this host, %s or something between drops what this host sends there; of the other direction nothing is known", e.Node)
-		where = fmt.Sprintf("on %s, this host or a firewall between, which drops what goes there", e.Node)
+		what = fmt.Sprintf("no packet gets through %s (%s) to %s (%s): it receives nothing from this host", e.Device, carrier, e.Node, e.Addr)
+		cause = fmt.Sprintf("this host, %s or a device between drops this host's packets; nothing is known of the other direction", e.Node)
+		where = fmt.Sprintf("on %s, this host or a firewall between, which drops packets to it", e.Node)
 	case NotKnown:
 		what = fmt.Sprintf("no packet gets through %s (%s) to %s (%s) and back", e.Device, carrier, e.Node, e.Addr)
-		cause = "the host is down, or something between drops these packets in one direction or both"
+		cause = "the host is down, or a device between drops these packets in one direction or both"
 	}
-	return what, cause, fmt.Sprintf("nft insert rule inet filter input %s accept # %s: tcpdump -ni any '%s and host %s' on both hosts shows where they end", rule, where, filter, e.Addr)
+	return what, cause, fmt.Sprintf("nft insert rule inet filter input %s accept # %s: tcpdump -ni any '%s and host %s' on both hosts shows where they are dropped", rule, where, filter, e.Addr)
 }
 
 // carrier says what the tunnel's packets are on the underlay: for people, for
@@ -87,8 +87,8 @@ func pathMTU(f Facts) []Finding {
 			}
 			out = append(out, Finding{
 				Severity: Warning, Check: "path-mtu", Device: l.Name, Object: p.GetNode(), Field: "mtu",
-				What:  fmt.Sprintf("the path to %s (%s) takes packets of %d bytes, and %s sends %d", p.GetNode(), p.GetAddress(), p.GetMtu(), l.Name, l.MTU),
-				Cause: "a link on the way, or the other host's uplink, has a smaller MTU",
+				What:  fmt.Sprintf("the MTU of the path to %s (%s) is %d, and that of %s is %d", p.GetNode(), p.GetAddress(), p.GetMtu(), l.Name, l.MTU),
+				Cause: "a link on the path, or the other host's uplink, has a smaller MTU",
 				Cure:  fmt.Sprintf("ip link set %s mtu %d # or raise the smaller one", l.Name, p.GetMtu()),
 			})
 		}
@@ -115,7 +115,7 @@ func remedies() []remedy {
 		{"connection refused", "ss -ltn sport = :179 # on $PEER: is its BGP speaker running?", ""},
 		{"closed the connection", "routerctl get bgppeers -o yaml # is this node's address a peer of $PEER's, with the same password?", ""},
 		{"no route", "ip route get $PEER", ""},
-		{"no answer", "tcpdump -ni any 'tcp port 179 and host $PEER' # on both hosts: open TCP port 179 where it is dropped", ""},
+		{"no answer", "tcpdump -ni any 'tcp port 179 and host $PEER' # on both hosts: open TCP port 179 in the filter that drops it", ""},
 		{"is taken by", "ss -ltnp sport = :179", ""},
 	}
 }
@@ -137,7 +137,7 @@ func sessions(f Facts) []Finding {
 		case p.GetMaxPrefixes() > 0 && p.GetCounted() && slices.ContainsFunc(p.GetFamilies(), func(f *apiv1.BGPFamily) bool { return uint64(f.GetReceived())*10 >= uint64(p.GetMaxPrefixes())*9 }):
 			out = append(out, Finding{
 				Severity: Warning, Check: "bgp-limit", Object: p.GetName(), Field: "maxPrefixes",
-				What:  fmt.Sprintf("BGP peer %s announces nearly as many prefixes as it may: %d", peerName(p), p.GetMaxPrefixes()),
+				What:  fmt.Sprintf("BGP peer %s announces nearly as many prefixes as its limit allows: %d", peerName(p), p.GetMaxPrefixes()),
 				Cause: "the session ends when it announces more", Cure: "routerctl bgp routes " + p.GetAddress(),
 			})
 		}
@@ -157,8 +157,8 @@ func hidden(f Facts) []Finding {
 		said[h.Peer] = len(out)
 		out = append(out, Finding{
 			Severity: Warning, Check: "hidden-block", Object: h.Peer, Field: "filters",
-			What:  fmt.Sprintf("BGP peer %s is not told of this host's block %s: %s", peerName(&apiv1.BGPPeer{Name: h.Peer, Address: h.Addr.String()}), h.Prefix, h.Reason),
-			Cause: "who learns routes from that peer does not reach the workloads of the block",
+			What:  fmt.Sprintf("BGP peer %s does not receive this host's block %s: %s", peerName(&apiv1.BGPPeer{Name: h.Peer, Address: h.Addr.String()}), h.Prefix, h.Reason),
+			Cause: "routers that learn routes from that peer cannot reach the workloads of the block",
 			Cure:  fmt.Sprintf("routerctl get bgpfilters %s -o yaml # let its export rules accept %s", h.Filter, h.Prefix),
 		})
 	}
@@ -246,7 +246,7 @@ func Awaited(f Facts) []string {
 	var out []string
 	for _, p := range f.Node.GetPeers() {
 		if f.awaits(p) {
-			out = append(out, fmt.Sprintf("BGP session with %s: it is not up yet, and the timers of both sides let it take %v more: %s", peerName(p), p.GetDue().AsTime().Sub(f.Now).Round(time.Second), p.GetInfo()))
+			out = append(out, fmt.Sprintf("BGP session with %s: it is not up yet; by the timers of both sides it may take %v more: %s", peerName(p), p.GetDue().AsTime().Sub(f.Now).Round(time.Second), p.GetInfo()))
 		}
 	}
 	return out

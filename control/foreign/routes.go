@@ -179,5 +179,5 @@ func RoutesError(list []Route) error {
 	if n := len(names) - maxNamed; n > 0 {
 		s += fmt.Sprintf(" and %d more", n)
 	}
-	return errors.New("routes of other programs take packets from ours and are left alone: " + s + "; remove them, or have their program leave the pools alone")
+	return errors.New("routes of other programs divert packets from ours and are left alone: " + s + "; remove them, or have their program leave the pools alone")
 }

@@ -93,7 +93,7 @@ func TestRoutesError(t *testing.T) {
 		})
 	}
 	const one = "192.168.1.32/27 via 10.1.0.9 dev eth0 proto 12 metric 5 (before route 192.168.1.0/26)"
-	want := "routes of other programs take packets from ours and are left alone: " + one + ", " + one + ", " + one +
+	want := "routes of other programs divert packets from ours and are left alone: " + one + ", " + one + ", " + one +
 		" and 2 more; remove them, or have their program leave the pools alone"
 	if got := RoutesError(list).Error(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)

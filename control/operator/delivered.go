@@ -12,7 +12,7 @@ import (
 func (s *Server) Delivered() (sum uint64, err error) {
 	all, err := netdev.Read()
 	if err != nil {
-		return 0, fmt.Errorf("count what workloads were sent: %w", err)
+		return 0, fmt.Errorf("count packets sent to workloads: %w", err)
 	}
 	for name, d := range all {
 		if strings.HasPrefix(name, store.WorkloadInterfacePrefix) {

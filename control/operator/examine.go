@@ -419,7 +419,7 @@ func (e *examination) pods(ctx context.Context) error {
 	_ = checks.Wait() // what failed is in the facts
 	slices.SortFunc(e.facts.Pods, func(a, b doctor.Pod) int { return strings.Compare(a.Name, b.Name) })
 	if n := late.Load(); n > 0 {
-		return fmt.Errorf("%d of them were not looked at in time", n)
+		return fmt.Errorf("%d of them were not checked in time", n)
 	}
 	return nil
 }
@@ -430,7 +430,7 @@ func (e *examination) disks(context.Context) error {
 	for _, dir := range e.s.cfg.Dirs {
 		var st unix.Statfs_t
 		if err := unix.Statfs(dir, &st); err != nil {
-			return fmt.Errorf("ask how full %s is: %w", dir, err)
+			return fmt.Errorf("read the free space of %s: %w", dir, err)
 		}
 		if seen[st.Fsid] && st.Fsid != (unix.Fsid{}) {
 			continue

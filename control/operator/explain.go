@@ -70,7 +70,7 @@ func (s *PolicyServer) PolicyExplain(ctx context.Context, req *apiv1.PolicyExpla
 		out.Allowed = out.Allowed && end.GetAllowed()
 	}
 	if len(out.Ends) == 0 {
-		return nil, status.Error(codes.InvalidArgument, "neither end is a workload or a host of the cluster: no rule of routerd's judges this packet")
+		return nil, status.Error(codes.InvalidArgument, "neither end is a workload or a host of the cluster, so no policy rule applies to this packet")
 	}
 	if req.GetTrace() {
 		if err := s.trace(ctx, out, from, p); err != nil {
@@ -146,7 +146,7 @@ func locate(objects []store.Event, self, word string) (location, error) {
 	if addrErr == nil {
 		return location{name: "outside of the cluster", addrs: []netip.Addr{addr}}, nil
 	}
-	return location{}, fmt.Errorf("%q is no endpoint, pod, container, node or address of the cluster; see routerctl get workloadendpoints -A", word)
+	return location{}, fmt.Errorf("%q is not an endpoint, pod, container, node or address of the cluster; see routerctl get workloadendpoints -A", word)
 }
 
 // nodeAddrs returns a node's own addresses, those of its tunnels last.

@@ -19,16 +19,16 @@ func filesError(dirs []string) error {
 	for _, dir := range dirs {
 		var fs unix.Statfs_t
 		if err := unix.Statfs(dir, &fs); err != nil {
-			errs = append(errs, fmt.Errorf("look at the file system of %s: %w", dir, err))
+			errs = append(errs, fmt.Errorf("read the state of the file system of %s: %w", dir, err))
 			continue
 		}
 		switch left := fs.Bavail * uint64(fs.Bsize); { //nolint:gosec // no block size is negative
 		case fs.Flags&unix.ST_RDONLY != 0:
-			errs = append(errs, fmt.Errorf("the file system of %s is read-only, so its files stay as they are; mount it read-write, and look into the kernel's log for why it is not", dir))
+			errs = append(errs, fmt.Errorf("the file system of %s is read-only, so its files cannot be updated; find the reason in the kernel's log, then mount it read-write", dir))
 		case left < filesRoom:
-			errs = append(errs, fmt.Errorf("the disk of %s is full (%d KiB are left), so its files stay as they are; make room there", dir, left>>10))
+			errs = append(errs, fmt.Errorf("the disk of %s is full (%d KiB are left), so its files cannot be updated; free space on it", dir, left>>10))
 		case fs.Files > 0 && fs.Ffree == 0:
-			errs = append(errs, fmt.Errorf("the disk of %s has no inode left, so its files stay as they are; delete files there", dir))
+			errs = append(errs, fmt.Errorf("the disk of %s has no inode left, so its files cannot be updated; delete files on it", dir))
 		}
 	}
 	return errors.Join(errs...)

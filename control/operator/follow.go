@@ -57,11 +57,11 @@ func (s *Server) Trace(ctx context.Context, req *apiv1.TraceRequest) (*apiv1.Tra
 		svc.from = from
 		return s.traceService(ctx, req, find, svc)
 	case req.GetEach():
-		return nil, status.Errorf(codes.InvalidArgument, "each: %s is no Service, and has no endpoints", req.GetTo())
+		return nil, status.Errorf(codes.InvalidArgument, "each: %s is not a Service, so it has no endpoints", req.GetTo())
 	}
 	out, err := s.follow(ctx, req, from, to)
 	if err == nil && unsure != nil {
-		out.Unknown = append(out.Unknown, fmt.Sprintf("whether a Service has port %d of nodes: %v", req.GetPort(), unsure))
+		out.Unknown = append(out.Unknown, fmt.Sprintf("whether a Service has the node port %d: %v", req.GetPort(), unsure))
 		trace.ToService(out, out.GetWays())
 	}
 	return out, err
@@ -74,7 +74,7 @@ func (s *Server) follow(ctx context.Context, req *apiv1.TraceRequest, from, to l
 	case err != nil:
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	case p.Src == p.Dst:
-		return nil, status.Errorf(codes.InvalidArgument, "from and to are both %s: name two ends", p.Src)
+		return nil, status.Errorf(codes.InvalidArgument, "from and to are both %s: name two different ends", p.Src)
 	case req.GetSize() > maxSize:
 		return nil, status.Errorf(codes.InvalidArgument, "size %d: a packet has at most %d bytes", req.GetSize(), maxSize)
 	}
@@ -86,7 +86,7 @@ func (s *Server) follow(ctx context.Context, req *apiv1.TraceRequest, from, to l
 		return r, nil
 	}
 	if from.node == "" && to.node == "" {
-		return nil, status.Error(codes.InvalidArgument, "neither end is a workload or a host of the cluster: the packet comes by no host of it")
+		return nil, status.Error(codes.InvalidArgument, "neither end is a workload or a host of the cluster: the packet passes no host of the cluster")
 	}
 	var sent *probing
 	if req.GetProbe() {
@@ -138,7 +138,7 @@ func (s *Server) finder(ctx context.Context) func(word string) (location, error)
 	return func(word string) (location, error) {
 		addr, wrong := netip.ParseAddr(word)
 		if wrong != nil {
-			return location{}, fmt.Errorf("%q: the datastore does not say what has that name, so name an address: %w", word, err)
+			return location{}, fmt.Errorf("%q: cannot look up the name in the datastore; give an address: %w", word, err)
 		}
 		return s.locateAlone(ctx, addr)
 	}
@@ -222,8 +222,8 @@ func (s *Server) nobody(ctx context.Context, text string, from, to location, p f
 		}
 		return &apiv1.TraceResponse{Packet: text, Verdict: trace.Broken, Fault: doctor.Finding{
 			Severity: doctor.Critical, Check: "nobody", Object: end.addr.String(),
-			What:  fmt.Sprintf("%s is an address of a pool, and no workload of the cluster has it", end.addr),
-			Cause: "the workload is gone, or has another address by now", Cure: "routerctl ipam show --ip=" + end.addr.String(),
+			What:  fmt.Sprintf("%s is an address of a pool, but no workload of the cluster has it", end.addr),
+			Cause: "the workload no longer exists, or its address has changed", Cure: "routerctl ipam show --ip=" + end.addr.String(),
 		}.Proto()}
 	}
 	return nil
@@ -267,7 +267,7 @@ func (s *Server) ask(ctx context.Context, node string, question *apiv1.Question)
 }
 
 func noAnswer(within time.Duration) error {
-	return fmt.Errorf("no answer within %v: its routerd does not run, does not reach the datastore, or is of an older version", within)
+	return fmt.Errorf("no answer within %v: its routerd is not running, cannot reach the datastore, or is an older version", within)
 }
 
 // answered says why an answer is none to the question.

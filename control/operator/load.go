@@ -100,9 +100,9 @@ func (s *Server) members(c doctor.Cluster) (hosts map[string]*apiv1.HostLoad, as
 		case m.Name == s.cfg.Node:
 			continue
 		case len(m.Conditions) == 0 && !c.Present[m.Name]:
-			h.Absent, h.Error = true, "it publishes nothing of itself: no routerd has run there"
+			h.Absent, h.Error = true, "it has published nothing: routerd has not run there"
 		case c.Present != nil && !c.Present[m.Name]:
-			h.Absent, h.Error = true, "its daemon is not there: it stopped, the host is down, or it does not reach the datastore"
+			h.Absent, h.Error = true, "its daemon is absent: it has stopped, the host is down, or it cannot reach the datastore"
 		case s.cfg.AskAll == nil:
 			h.Error = errAlone.Error()
 		default:
@@ -127,7 +127,7 @@ func (s *Server) askLoads(ctx context.Context, hosts map[string]*apiv1.HostLoad,
 
 // askAll asks hosts, and calls yield once for each: with its answer, or with why there is none.
 func (s *Server) askAll(ctx context.Context, within time.Duration, ask []string, question *apiv1.Question, yield func(node string, a *apiv1.Answer, err error)) {
-	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("no answer within %v: its routerd is busy, or of an older version", within))
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("no answer within %v: its routerd is busy, or an older version", within))
 	defer cancel()
 	heard := map[string]bool{}
 	q, err := proto.Marshal(question)

@@ -114,7 +114,7 @@ func (l *look) ends(local netip.Addr) {
 		}
 	}
 	if e.Device == "" && !own {
-		e.Device, e.Lost = "no device", "the datastore has it on this host, and none of its workloads has the address"
+		e.Device, e.Lost = "no device", "the datastore says that it is on this host, but no workload here has the address"
 	}
 	l.facts.Local = e
 }
@@ -458,10 +458,10 @@ func (l *look) narrow(out, in []doctor.Way) {
 }
 
 // errAlone says that the datastore passes no questions on.
-var errAlone = errors.New("hosts whose datastore is Kubernetes' API cannot ask each other")
+var errAlone = errors.New("with the Kubernetes datastore, hosts cannot query each other")
 
 // errItsVersion says that another host's daemon cannot answer what was asked.
-var errItsVersion = errors.New("its routerd is of an older version, which does not know the question: upgrade it, or ask on that host")
+var errItsVersion = errors.New("its routerd is an older version, which does not support this query: upgrade it, or run the command on that host")
 
 // errOtherVersion says that a question came from a daemon that knows more, which knows it by this text.
-var errOtherVersion = errors.New("this host's routerd does not know the question: its version differs")
+var errOtherVersion = errors.New("this host's routerd is another version, which does not support this query")

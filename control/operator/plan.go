@@ -43,7 +43,7 @@ func (s *Server) Plan(ctx context.Context, req *apiv1.PlanRequest, yield func(*a
 	defer done()
 	c, err := gather.Members(listing, s.cfg.Store, s.cfg.Presences)
 	if err != nil {
-		return fmt.Errorf("which hosts there are: %w", err)
+		return fmt.Errorf("list the hosts: %w", err)
 	}
 	hosts, ask := s.members(c)
 	for _, name := range slices.Sorted(maps.Keys(hosts)) {
@@ -235,7 +235,7 @@ func (f *foreseeing) hosts(pools []*cluster.Pool) func(*cluster.Node) (*cluster.
 			switch {
 			case n.Name != f.self:
 			case b.Holder == "":
-				f.said = append(f.said, fmt.Sprintf("gives up block %s, which is empty then", b.CIDR))
+				f.said = append(f.said, fmt.Sprintf("releases block %s, which is then empty", b.CIDR))
 			default:
 				f.said = append(f.said, fmt.Sprintf("takes block %s", b.CIDR))
 			}
@@ -295,7 +295,7 @@ func (f *foreseeing) say(kind ipam.TunnelKind, have netip.Addr, from string) {
 		f.said = append(f.said, fmt.Sprintf("takes an address of pool %s for its %s", from, kind))
 	}
 	if have.IsValid() {
-		f.said = append(f.said, fmt.Sprintf("gives back %s of its %s", have, kind))
+		f.said = append(f.said, fmt.Sprintf("releases %s of its %s", have, kind))
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 )
 
 // errPolicyOff answers what is asked of a daemon that enforces nothing.
-var errPolicyOff = status.Error(codes.FailedPrecondition, "network policy is switched off on this host (policy.enabled: false): nothing is filtered and nothing translated")
+var errPolicyOff = status.Error(codes.FailedPrecondition, "network policy is disabled on this host (policy.enabled: false): routerd neither filters nor translates packets")
 
 // PolicyConfig is what a [PolicyServer] is made of.
 type PolicyConfig struct {
@@ -41,7 +41,7 @@ type PolicyConfig struct {
 	Enforcer    *enforce.Enforcer
 	Table       *nft.Table
 	Connections *conntrack.Table
-	State       func() error // why policy is not enforced as the datastore has it
+	State       func() error // why the policy in the datastore is not enforced
 }
 
 // PolicyServer answers what an operator asks about network policy on this host. A nil
@@ -91,7 +91,7 @@ func (p *PolicyServer) Policy(_ context.Context, endpoint string) (*apiv1.Policy
 		}
 	})
 	if endpoint != "" && len(out.Endpoints) == 0 {
-		return nil, status.Errorf(codes.NotFound, "no endpoint of this host is called %q: give its interface, address, resource, NAMESPACE/POD or container; routerctl policy show lists them", endpoint)
+		return nil, status.Errorf(codes.NotFound, "this host has no endpoint %q: give its interface, address, resource, NAMESPACE/POD or container; routerctl policy show lists them", endpoint)
 	}
 	return out, nil
 }

@@ -43,7 +43,7 @@ func (s *Server) UnusablePool(pool string) string {
 	}
 	for _, o := range s.poolOverlaps(pool) {
 		if o.OnLink && !o.OtherPods {
-			return fmt.Sprintf("it overlaps %s of this host; make a pool with a range apart from the hosts' networks and delete this one, or take the address away", o.With)
+			return fmt.Sprintf("it overlaps %s of this host; create a pool whose range does not overlap the hosts' networks and delete this one, or remove the address", o.With)
 		}
 	}
 	return ""
@@ -55,13 +55,13 @@ func (s *Server) notes(v view) []string {
 	for _, f := range dataplane.Families() {
 		p := v.node.Addresses[f].Prefix
 		if p.IsValid() && p.IsSingleIP() {
-			out = append(out, fmt.Sprintf("the address %s is recorded without its subnet, as the interface has it: every other node counts as in another subnet, "+
-				"so cross-subnet pools use tunnels to all of them, and unencapsulated pools reach them by BGP only; give the interface the prefix length of its network if that is not meant", p))
+			out = append(out, fmt.Sprintf("the address %s is registered without its subnet, as on the interface: every other node counts as being in another subnet, "+
+				"so cross-subnet pools use tunnels to all of them, and unencapsulated pools reach them by BGP only; if that is not intended, give the interface the prefix length of its network", p))
 		}
 	}
 	for _, e := range s.cfg.Attach.Endpoints() {
 		if e.Lost != "" {
-			out = append(out, fmt.Sprintf("workload %s (%s) has no route, for its address is somebody else's: %s; start it anew", workloadName(e), e.ID.ContainerID, e.Lost))
+			out = append(out, fmt.Sprintf("workload %s (%s) has no route, because its address belongs to something else: %s; recreate the workload", workloadName(e), e.ID.ContainerID, e.Lost))
 		}
 	}
 	for _, p := range v.pools {
@@ -69,15 +69,15 @@ func (s *Server) notes(v view) []string {
 		for _, o := range s.poolOverlaps(p.Name) {
 			switch {
 			case o.OtherPods && o.OnLink:
-				out = append(out, fmt.Sprintf("%s is of the pod CIDR: pods that another network attached are reached by it until they are made anew, and rules do not judge what they send each other", o.With))
+				out = append(out, fmt.Sprintf("%s covers the node's pod CIDR: it leads to pods that another network plugin attached, and policy does not apply to packets between them; recreate these pods", o.With))
 			case o.OtherPods:
 				routes++
 			case !o.OnLink:
-				out = append(out, fmt.Sprintf("pool %s (%s) overlaps %s of this host: what is not in a block of the pool goes that way", p.Name, p.CIDR, o.With))
+				out = append(out, fmt.Sprintf("pool %s (%s) overlaps %s of this host: packets to addresses outside the pool's blocks take that route", p.Name, p.CIDR, o.With))
 			}
 		}
 		if routes > 0 {
-			out = append(out, fmt.Sprintf("pool %s (%s): another network's routes lead to %d parts of it, where nodes are that routerd does not serve", p.Name, p.CIDR, routes))
+			out = append(out, fmt.Sprintf("pool %s (%s): routes of another network plugin lead to %d parts of it, on nodes without routerd", p.Name, p.CIDR, routes))
 		}
 	}
 	return out
@@ -104,5 +104,5 @@ func delays(p encap.PoolStatus) string {
 	if more := p.BehindTotal - len(p.Behind); more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Sprintf("not carried as %s yet: %s", p.Mode, strings.Join(parts, "; "))
+	return fmt.Sprintf("not yet using %s: %s", p.Mode, strings.Join(parts, "; "))
 }

@@ -20,7 +20,7 @@ func TestDelays(t *testing.T) {
 		{Node: "node2", Encap: dataplane.Encap{Driver: dataplane.DriverDirect}, Reason: "node node2 does not accept ipip: no module"},
 		{Node: "node3", Reason: "IPv4 address of node node3: not known yet"},
 	}
-	want := "not carried as IPIP yet: node2 (direct): node node2 does not accept ipip: no module; " +
+	want := "not yet using IPIP: node2 (direct): node node2 does not accept ipip: no module; " +
 		"node3 (nothing): IPv4 address of node node3: not known yet; and 5 more"
 	if s := delays(p); s != want {
 		t.Errorf("%q, want %q", s, want)

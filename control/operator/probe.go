@@ -54,13 +54,13 @@ func (s *Server) prepareProbe(from, to location, p filter.Packet) (*probing, err
 		out.packet.ICMPID = uint16(rand.N(1 << 16)) //nolint:gosec // to be told from others, no secret
 	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_SCTP:
 		if p.DstPort == 0 {
-			return nil, status.Errorf(codes.InvalidArgument, "probe: %s needs --port: which one is the packet for?", filter.ProtocolName(p.Protocol))
+			return nil, status.Errorf(codes.InvalidArgument, "probe: %s needs --port, the destination port of the packet", filter.ProtocolName(p.Protocol))
 		}
 		if p.SrcPort == 0 {
 			out.packet.SrcPort = uint16(32768 + rand.N(28232)) //nolint:gosec // the same
 		}
 	default:
-		return nil, status.Errorf(codes.InvalidArgument, "probe: of protocol %s one packet cannot be told from another: take tcp, udp, udplite, sctp, or an echo request", filter.ProtocolName(p.Protocol))
+		return nil, status.Errorf(codes.InvalidArgument, "probe: packets of protocol %s cannot be told apart: use tcp, udp, udplite, sctp, or an echo request", filter.ProtocolName(p.Protocol))
 	}
 	return out, s.sender(out)
 }
@@ -70,7 +70,7 @@ func (s *Server) isHere(from location) error {
 	if from.node == s.cfg.Node {
 		return nil
 	}
-	return status.Errorf(codes.FailedPrecondition, "probe: %s is not on this host, and a host sends packets for its own operator alone: ask on %s", from.name, cmp.Or(from.node, "a host of the cluster"))
+	return status.Errorf(codes.FailedPrecondition, "probe: %s is not on this host, and a host sends probes only for commands run on itself: run the command on %s", from.name, cmp.Or(from.node, "a host of the cluster"))
 }
 
 // sender finds the network namespace that the probe is sent from.
@@ -143,7 +143,7 @@ func (s *Server) watch(ctx context.Context, req *apiv1.WatchRequest) (*apiv1.Wat
 	case s.watching <- struct{}{}:
 		defer func() { <-s.watching }()
 	default:
-		return nil, status.Errorf(codes.ResourceExhausted, "this host watches for %d probes already: try again in a moment", watchesAtOnce)
+		return nil, status.Errorf(codes.ResourceExhausted, "this host already watches for %d probes: try again in a moment", watchesAtOnce)
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(req.GetFor().AsDuration(), watchMost))
 	defer cancel()

@@ -85,7 +85,7 @@ func (p *serviceProbe) watchers(find func(string) (location, error), proxy strin
 		add(at.node)
 	}
 	if len(left) > 0 {
-		f.Unknown = append(f.Unknown, fmt.Sprintf("%s did not watch: %d hosts at most do so for one packet", someOf(left), watchHosts))
+		f.Unknown = append(f.Unknown, fmt.Sprintf("%s did not watch for the packet: at most %d hosts do so for one probe", someOf(left), watchHosts))
 	}
 	return nil
 }

@@ -53,8 +53,8 @@ func TestPrepareServiceProbe(t *testing.T) {
 		{name: "an endpoint that may not be chosen", from: 1, choice: not, to: "10.96.0.7:80", hosts: []string{"node1", "node2"}},
 		{name: "an endpoint here", from: 1, choice: choice(1), to: "10.96.0.7:80", hosts: []string{"node1"}},
 		{name: "to a port of a node", from: 1, node: 4, choice: choice(2, 4), to: "10.1.0.4:30080", hosts: []string{"node1", "node4", "node2"}},
-		{name: "many endpoints", from: 1, choice: choice(many...), to: "10.96.0.7:80", hosts: []string{"node1", "node2"}, says: "node17, node18, node19, node20, node21 and 9 more did not watch: 16 hosts at most"},
-		{name: "from elsewhere", from: 2, choice: choice(3), says: "node2 is not on this host, and a host sends packets for its own operator alone: ask on node2"},
+		{name: "many endpoints", from: 1, choice: choice(many...), to: "10.96.0.7:80", hosts: []string{"node1", "node2"}, says: "node17, node18, node19, node20, node21 and 9 more did not watch for the packet: at most 16 hosts"},
+		{name: "from elsewhere", from: 2, choice: choice(3), says: "node2 is not on this host, and a host sends probes only for commands run on itself: run the command on node2"},
 	} {
 		s := &Server{cfg: Config{Node: "node1"}}
 		w := &toService{addr: netip.MustParseAddr("10.96.0.7"), port: store.ServicePort{Protocol: "TCP", Port: 80, NodePort: 30080}, from: host(tt.from)}

@@ -96,7 +96,7 @@ func (v view) registered() error {
 	case v.node.Err != nil:
 		return v.node.Err
 	case !v.node.Registered:
-		return errors.New("waiting for the datastore's first answer")
+		return errors.New("waiting for the first answer of the datastore")
 	case !v.node.Complete:
 		return errors.New("waiting for the addresses of its tunnel devices")
 	}
@@ -248,7 +248,7 @@ func (s *Server) HandleUnderlay(ctx context.Context, u dataplane.Underlay) {
 
 // tunnelError says which nodes get no packets through tunnels.
 func tunnelError(conflicts []string) error {
-	return conflictError("no packets are sent to nodes with another's tunnel address", conflicts)
+	return conflictError("no packets are sent to nodes whose tunnel address another node has", conflicts)
 }
 
 // conflictError says what the conflicts are about, and the first of them.
@@ -281,5 +281,5 @@ func (s *Server) fenced() error {
 	if n := len(names) - most; n > 0 {
 		names, more = names[:most], fmt.Sprintf("; and %d more", n)
 	}
-	return errors.New("workloads whose addresses are somebody else's have no route; start them anew: " + strings.Join(names, "; ") + more)
+	return errors.New("workloads whose addresses belong to something else have no route; recreate them: " + strings.Join(names, "; ") + more)
 }

@@ -17,7 +17,7 @@ func TestRegistered(t *testing.T) {
 		status node.Status
 		want   string
 	}{
-		"at the start":                       {node.Status{}, "waiting for the datastore's first answer"},
+		"at the start":                       {node.Status{}, "waiting for the first answer of the datastore"},
 		"the datastore was never there":      {node.Status{Err: away}, away.Error()},
 		"without its tunnel addresses":       {node.Status{Registered: true}, "waiting for the addresses of its tunnel devices"},
 		"away before they were assigned":     {node.Status{Registered: true, Err: away}, away.Error()},

@@ -74,7 +74,7 @@ type Config struct {
 	DatastoreError   func() error
 	CertificateError func() error // of those by which the datastore is reached one ends soon
 	JournalError     func() error
-	PolicyError      func() error                 // policy is not enforced as the datastore has it
+	PolicyError      func() error                 // the policy in the datastore is not enforced
 	PolicyWaiting    func() error                 // workloads have no rules yet
 	OccupiedError    func() error                 // what other networks' pods have is not known; nil: it does not count
 	MTUError         func([]dataplane.Host) error // workloads are not at their MTU, or it cannot work

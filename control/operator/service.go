@@ -22,7 +22,7 @@ import (
 )
 
 // errNoServices says why there are no Services.
-var errNoServices = errors.New("Services of Kubernetes and their EndpointSlices are known only where datastore.kind is kubernetes, or kubernetes.enabled is set: name a workload behind it")
+var errNoServices = errors.New("Kubernetes Services and EndpointSlices are known only with datastore.kind kubernetes or kubernetes.enabled: name a workload behind the Service")
 
 // serviceWords are what an operator may write before the name of a Service, as with kubectl.
 func serviceWords() []string { return []string{"service/", "svc/"} }
@@ -72,7 +72,7 @@ func (s *Server) destination(ctx context.Context, find func(string) (location, e
 		}
 		d, readErr := s.cfg.Service(ctx, store.ServiceKey(namespace, short))
 		if errors.Is(readErr, store.ErrNotFound) {
-			return nil, to, fmt.Errorf("there is no Service %s/%s, and %q is no workload and no node", namespace, short, name)
+			return nil, to, fmt.Errorf("there is no Service %s/%s, and %q is neither a workload nor a node", namespace, short, name)
 		}
 		return &toService{detail: d}, to, readErr
 	}
@@ -114,7 +114,7 @@ const endpointsAtOnce = 8
 // each of them.
 func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find func(string) (location, error), t *toService) (*apiv1.TraceResponse, error) {
 	if req.GetEach() && req.GetProbe() {
-		return nil, status.Error(codes.InvalidArgument, "probe: one packet is sent to one endpoint: leave out --each")
+		return nil, status.Error(codes.InvalidArgument, "probe: a probe is one packet to one endpoint: leave out --each")
 	}
 	if err := t.complete(req); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -140,7 +140,7 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 	if !choice.Source { // the proxy puts its node's address in place of the client's
 		var err error
 		if from, err = find(client.Node); err != nil {
-			return nil, status.Errorf(codes.NotFound, "the node by which it comes in: %v", err)
+			return nil, status.Errorf(codes.NotFound, "the node at which the packet enters the cluster: %v", err)
 		}
 	} else if t.atNode() && from.node != t.node.node {
 		from.node, from.iface, from.apart = "", "", from.node != "" // it comes from the network to that node
@@ -181,7 +181,7 @@ func (s *Server) traceService(ctx context.Context, req *apiv1.TraceRequest, find
 		return nil, err
 	}
 	if len(ways) == 0 {
-		out.Unknown = append(out.Unknown, fmt.Sprintf("the way: the only endpoint is %s itself", from.name))
+		out.Unknown = append(out.Unknown, fmt.Sprintf("the path to an endpoint: the only one is %s itself", from.name))
 	}
 	if t.atNode() && t.from.node != "" && t.from.node != t.node.node {
 		way, err := s.toNodePort(ctx, req, t)
@@ -218,7 +218,7 @@ func (s *Server) toNodePort(ctx context.Context, req *apiv1.TraceRequest, t *toS
 func (t *toService) complete(req *apiv1.TraceRequest) (err error) {
 	d := t.detail
 	if d.ExternalName != "" {
-		return fmt.Errorf("Service %s/%s has no endpoints: its name leads to %s (type ExternalName)", d.Key.Namespace, d.Key.Name, d.ExternalName)
+		return fmt.Errorf("Service %s/%s has no endpoints: its name is an alias of %s (type ExternalName)", d.Key.Namespace, d.Key.Name, d.ExternalName)
 	}
 	if req.GetPort() > 65535 || req.GetSize() > maxSize {
 		return errors.New("a port is at most 65535, and a packet has at most 65535 bytes")
@@ -244,7 +244,7 @@ func (t *toService) completeAtNode(req *apiv1.TraceRequest) error {
 	name := t.detail.Key.Namespace + "/" + t.detail.Key.Name
 	var ok bool
 	if t.port, ok = service.NodePortOf(t.detail, req.GetProtocol(), uint16(req.GetPort())); !ok { //nolint:gosec // it was looked at
-		return fmt.Errorf("Service %s has no port %d of nodes any more", name, req.GetPort())
+		return fmt.Errorf("Service %s no longer has node port %d", name, req.GetPort())
 	}
 	i := slices.IndexFunc(t.node.addrs, func(a netip.Addr) bool { // the proxy serves the families of the Service
 		return t.from.hasFamilyOf(a) && slices.ContainsFunc(t.detail.ClusterIPs, func(ip string) bool { return strings.Contains(ip, ":") != a.Is4() })
@@ -282,7 +282,7 @@ func (t *toService) packet() string {
 
 // announced finds out how nodes announce the address.
 func (s *Server) announced(t *toService) {
-	err := errors.New("BGP is switched off here")
+	err := errors.New("BGP is disabled on this host")
 	if s.cfg.BGP != nil {
 		t.announcers, err = s.cfg.BGP.Announcers(t.detail.Key, t.addr)
 	}
@@ -375,7 +375,7 @@ func (t *toService) fault(c service.Client, choice service.Choice, entered bool)
 		return nil
 	case len(all) == 0:
 		f.Check, f.What, f.Cure = "no-endpoints", fmt.Sprintf("Service %s has no endpoints", name), pods
-		f.Cause = "nobody has written an EndpointSlice for it: it has no selector"
+		f.Cause = "it has no selector, and no EndpointSlice exists for it"
 		if d.Selector != "" {
 			f.Cause = "no pod with an address has the labels " + d.Selector
 		}
@@ -388,18 +388,18 @@ func (t *toService) fault(c service.Client, choice service.Choice, entered bool)
 		f.Cure = "routerctl get bgpconfiguration default -o yaml # and routerctl bgp advertised on a node"
 	case !choiceOfPorts(choice):
 		f.Check, f.What, f.Cure = "no-port", fmt.Sprintf("no endpoint of Service %s has the port %q", name, t.port.Name), pods
-		f.Cause = "targetPort is a name that no container of its pods has"
+		f.Cause = "targetPort names a port that no container of its pods has"
 	case choice.Local && serves:
 		field := "internalTrafficPolicy"
 		if strings.HasPrefix(choice.Policy, "external") {
 			field = "externalTrafficPolicy"
 		}
 		f.Check, f.What = "no-local-endpoints", fmt.Sprintf("Service %s has no ready endpoint on %s, and %s", name, cmp.Or(c.Node, "that node"), choice.Policy)
-		f.Cause = "the proxy of Services drops what is for it there"
+		f.Cause = "the Service proxy on that node drops packets to it"
 		f.Cure = fmt.Sprintf(`kubectl patch service -n %s %s -p '{"spec":{%q:"Cluster"}}' # or run a pod of it on every node`, d.Key.Namespace, d.Key.Name, field)
 	default:
 		f.Check, f.What, f.Cure = "no-endpoints", fmt.Sprintf("Service %s has no endpoint of the family of %s that is ready", name, t.addrOrFamily()), look
-		f.Cause = "its ready endpoints are of the other family"
+		f.Cause = "its ready endpoints have addresses of the other family"
 	}
 	return f
 }

@@ -43,9 +43,9 @@ func TestServiceFault(t *testing.T) {
 	}{
 		{name: "well", from: inside, of: []store.ServiceEndpoint{end("node3", true)}},
 		{name: "no pods", selector: "app=web", from: inside, check: "no-endpoints", says: "no pod with an address has the labels app=web; kubectl get pods -n shop -l app=web -o wide"},
-		{name: "no selector", from: inside, check: "no-endpoints", says: "it has no selector; kubectl get endpointslices -n shop -l kubernetes.io/service-name=web"},
+		{name: "no selector", from: inside, check: "no-endpoints", says: "it has no selector, and no EndpointSlice exists for it; kubectl get endpointslices -n shop -l kubernetes.io/service-name=web"},
 		{name: "not ready", selector: "app=web", from: inside, of: []store.ServiceEndpoint{end("node3", false)}, check: "no-endpoints", says: "none of the 1 endpoints of Service shop/web is ready: 192.168.1.5 (shop/web-0)"},
-		{name: "not here", set: store.Service{InternalLocal: true}, from: inside, of: []store.ServiceEndpoint{end("node3", true)}, check: "no-local-endpoints", says: `no ready endpoint on node1, and internalTrafficPolicy is Local; the proxy of Services drops what is for it there; kubectl patch service -n shop web -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`},
+		{name: "not here", set: store.Service{InternalLocal: true}, from: inside, of: []store.ServiceEndpoint{end("node3", true)}, check: "no-local-endpoints", says: `no ready endpoint on node1, and internalTrafficPolicy is Local; the Service proxy on that node drops packets to it; kubectl patch service -n shop web -p '{"spec":{"internalTrafficPolicy":"Cluster"}}'`},
 		{name: "a port of no container", from: inside, port: "http", of: []store.ServiceEndpoint{end("node3", true)}, check: "no-port", says: `has the port "http"`},
 		{name: "of the other family", from: inside, of: []store.ServiceEndpoint{{Addr: netip.MustParseAddr("fd00::5"), Ready: true}}, check: "no-endpoints", says: "no endpoint of the family of 10.96.0.7"},
 		{name: "announced", from: outside, to: "172.16.0.7", of: []store.ServiceEndpoint{end("node3", true)}, announcers: announcers("172.16.0.0/24")},
@@ -128,11 +128,11 @@ func TestDestination(t *testing.T) {
 		{word: "web", service: "default/web"},
 		{word: "svc/shop/pod", service: "shop/pod"},
 		{word: "service/web", service: "default/web"},
-		{word: "shop/gone", fails: `there is no Service shop/gone, and "shop/gone" is no workload and no node`},
+		{word: "shop/gone", fails: `there is no Service shop/gone, and "shop/gone" is neither a workload nor a node`},
 		{word: "shop/pod", none: true},
 		{word: "198.51.100.7", none: true},
-		{word: "shop/web", none: true, fails: `"shop/web" is no endpoint. Services of Kubernetes and their EndpointSlices are known only where datastore.kind is kubernetes`},
-		{word: "service/shop/web", none: true, fails: "service/shop/web: Services of Kubernetes"},
+		{word: "shop/web", none: true, fails: `"shop/web" is no endpoint. Kubernetes Services and EndpointSlices are known only with datastore.kind kubernetes`},
+		{word: "service/shop/web", none: true, fails: "service/shop/web: Kubernetes Services"},
 	} {
 		s := &Server{cfg: Config{Service: read}}
 		if tt.none {

@@ -40,7 +40,7 @@ func (s *Server) Session(ctx context.Context, events []store.Event, client, host
 	defer asker.Close()
 	hop, err := asker.Ask(survey.Packet{To: client.Addr()}) // its packets come in by where those to it leave
 	if err != nil {
-		return "", fmt.Errorf("by which device %s is reached: %w", client.Addr(), err)
+		return "", fmt.Errorf("look up the device towards %s: %w", client.Addr(), err)
 	}
 	return denied(rules, &step, filter.Flow{In: hop.Device, Packet: filter.Packet{
 		Src: client.Addr(), Dst: host.Addr(), Protocol: unix.IPPROTO_TCP, SrcPort: client.Port(), DstPort: host.Port(),

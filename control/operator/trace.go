@@ -27,12 +27,12 @@ func (s *PolicyServer) trace(ctx context.Context, out *apiv1.PolicyExplainRespon
 		return from.node == s.cfg.Node && e.Device == from.iface && slices.Contains(e.Addresses, p.Src)
 	})
 	if i < 0 {
-		return status.Errorf(codes.FailedPrecondition, "trace: %s is no workload of this host: ask on the host that it is on", from.name)
+		return status.Errorf(codes.FailedPrecondition, "trace: %s is not a workload of this host: run the command on the workload's host", from.name)
 	}
 	ports := slices.Contains([]uint8{6, 17, 132, 136}, p.Protocol)
 	echo := p.Protocol == 1 && p.ICMPType == 8 || p.Protocol == 58 && p.ICMPType == 128
 	if !ports && !echo {
-		return status.Error(codes.InvalidArgument, "trace: only TCP, UDP, UDP-Lite, SCTP and echo requests (icmp type 8, icmpv6 type 128) can be told from others in connection tracking")
+		return status.Error(codes.InvalidArgument, "trace: only TCP, UDP, UDP-Lite, SCTP and echo requests (icmp type 8, icmpv6 type 128) can be told apart in connection tracking")
 	}
 	probe := workload.Packet{
 		Src: p.Src, Dst: p.Dst, Protocol: p.Protocol, SrcPort: p.SrcPort, DstPort: p.DstPort,
@@ -60,9 +60,9 @@ func (s *PolicyServer) trace(ctx context.Context, out *apiv1.PolicyExplainRespon
 	case passed == here:
 		out.Trace = "the kernel of this host dropped the packet, as the rules say"
 	case passed:
-		out.Trace, out.TraceDiffers = "the kernel of this host let the packet PASS, and the rules deny it", true
+		out.Trace, out.TraceDiffers = "the kernel of this host let the packet PASS, but the rules deny it", true
 	default:
-		out.Trace, out.TraceDiffers = "the kernel of this host DROPPED the packet, or found no route, and the rules allow it", true
+		out.Trace, out.TraceDiffers = "the kernel of this host DROPPED the packet, or found no route, but the rules allow it", true
 	}
 	return nil
 }

@@ -109,7 +109,7 @@ func TestJoin(t *testing.T) {
 			src.Want = nil
 			src.Out.Lost = []doctor.Lost{{Prefix: netip.MustParsePrefix("192.168.3.0/26"), Node: "node3", Reason: "no path"}}
 		}, "node1", "no-route", "no path"},
-		"no way back": {func(_, dst *Facts) { dst.Out.Ways[0].Err = survey.ErrNoRoute }, "node3", "way", "go nowhere"},
+		"no way back": {func(_, dst *Facts) { dst.Out.Ways[0].Err = survey.ErrNoRoute }, "node3", "way", "are not forwarded"},
 		"strict":      {func(_, dst *Facts) { dst.In.Ways[0].Err = survey.ErrSource }, "node3", "way", "rp_filter"},
 		"strict device": {func(_, dst *Facts) {
 			dst.In.Barred = []doctor.Barred{{Node: "node1", Addr: netip.MustParseAddr("10.1.0.11"), Device: "eth1", By: "eth1", Back: survey.Hop{Device: "eth0", Table: dataplane.MainTable}}}
@@ -143,7 +143,7 @@ func TestJoin(t *testing.T) {
 		"large ones are lost":             {func(src, _ *Facts) { src.Out.Echoes[0].Size = 1350 }, "node1", "tunnel-mtu", "more than 1350 bytes"},
 		"small ones are not":              {func(src, _ *Facts) { src.Out.Echoes[0].Size = 1350; src.Size = 1350 }, "", "", ""},
 		"checksums":                       {func(src, _ *Facts) { src.Out.Echoes[0].Offload = true }, "node1", "tunnel-offload", "routerctl node tunnels --retry node3"},
-		"path":                            {func(src, _ *Facts) { src.Out.Paths[0].Mtu = 1490 }, "node1", "path-mtu", "takes packets of 1490 bytes"},
+		"path":                            {func(src, _ *Facts) { src.Out.Paths[0].Mtu = 1490 }, "node1", "path-mtu", "is 1490, and that of eth0"},
 		"path is large enough":            {func(src, _ *Facts) { src.Out.Paths[0].Mtu = 1490; src.Size = 1440 }, "", "", ""},
 		"not taken in":                    {func(_, dst *Facts) { dst.Takes.Allowed = false }, "node3", "tunnel-source", "tunnel packets of node1 are not accepted"},
 		"a change is under way":           {func(_, dst *Facts) { dst.Tunnel.Encapsulation, dst.Tunnel.LocalMac = "ipip", "" }, "", "", ""},

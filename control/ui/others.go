@@ -52,7 +52,7 @@ func (f Facts) other(s Session, node map[string]bool) (State, string) {
 	}
 	for _, end := range []string{s.Node, s.Peer} {
 		if f.Present != nil && node[end] && !f.Present[end] {
-			return Down, fmt.Sprintf("session (%s): the daemon of %s is not there", s.Type, end)
+			return Down, fmt.Sprintf("session (%s): the daemon of %s is absent", s.Type, end)
 		}
 	}
 	h := f.Loads[s.Node]

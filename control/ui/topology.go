@@ -169,9 +169,9 @@ func (f Facts) state(node string) (State, []string) {
 	} else {
 		switch {
 		case len(conditions) == 0:
-			return Unknown, []string{"it publishes nothing of itself: no routerd has run there"}
+			return Unknown, []string{"it has published nothing: routerd has not run there"}
 		case f.Present != nil && !f.Present[node]:
-			return Down, []string{"its daemon is not there: it stopped, the host is down, or it does not reach the datastore"}
+			return Down, []string{"its daemon is absent: it has stopped, the host is down, or it cannot reach the datastore"}
 		}
 	}
 	state, reasons := Up, []string{}

@@ -323,13 +323,13 @@ func TestTunnels(t *testing.T) {
 		{
 			name: "UDP 4789 is dropped on its way in", host: "node1",
 			trace: "tunnel",
-			check: "tunnel", says: []string{"no packet gets through", "node3 (10.2.0.11): it hears nothing of this host", "UDP port 4789", "udp dport 4789 accept # on node3"},
+			check: "tunnel", says: []string{"no packet gets through", "node3 (10.2.0.11): it receives nothing from this host", "UDP port 4789", "udp dport 4789 accept # on node3"},
 			broken: sh(fw("node3") + "'{ type filter hook prerouting priority 0; }'; nft add rule ip fw c udp dport 4789 drop"),
 			fix:    sh("node3: nft delete table ip fw"),
 		},
 		{
 			name: "UDP 4789 is dropped on its way out", host: "node1",
-			check: "tunnel", says: []string{"packets get through", "node3 (10.2.0.11), and none comes back", "UDP port 4789"},
+			check: "tunnel", says: []string{"packets get through", "node3 (10.2.0.11), but none come back", "UDP port 4789"},
 			broken: sh(fw("node3") + "'{ type filter hook output priority 0; }'; nft add rule ip fw c udp dport 4789 drop"),
 			fix:    sh("node3: nft delete table ip fw"),
 		},
@@ -409,7 +409,7 @@ func TestTunnels(t *testing.T) {
 		{
 			name:  "a rule leads what a pod sends into another table",
 			trace: "way",
-			check: "way", says: []string{"leave via 10.1.0.1 dev eth0 table 100 and not "},
+			check: "way", says: []string{"leave via 10.1.0.1 dev eth0 table 100 instead of "},
 			broken: sh("node1: ip route add default via 10.1.0.1 table 100; ip rule add priority 1000 iif $(ip -o link | grep -o 'cali[0-9a-f]\\{11\\}' | head -1) lookup 100"),
 			fix:    sh("node1: ip rule del priority 1000; ip route flush table 100"),
 		},
@@ -712,7 +712,7 @@ func TestFabric(t *testing.T) {
 		},
 		{
 			name:  "a filter hides this host's block from the switch",
-			check: "hidden-block", says: []string{"BGP peer spine-node1 (10.1.0.1) is not told of this host's block", "routerctl get bgpfilters mute"},
+			check: "hidden-block", says: []string{"BGP peer spine-node1 (10.1.0.1) does not receive this host's block", "routerctl get bgpfilters mute"},
 			broken: peer(`{"filters":["mute"]}`), fix: peer(`{"filters":null}`),
 		},
 		{

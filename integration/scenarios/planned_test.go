@@ -34,7 +34,7 @@ func TestPlanned(t *testing.T) {
 	}
 	poll(t, "node3 is gone", func() string {
 		text := routerctl(t, p.Lab, "node2", poolManifest("unseen", "10.78.0.0/24", "vxlanMode: Always"), "plan", "-f", "-")
-		if !strings.Contains(text, "\n  node3\n    not known: its daemon is not there") {
+		if !strings.Contains(text, "\n  node3\n    not known: its daemon is absent") {
 			return text
 		}
 		return ""

@@ -304,7 +304,7 @@ func testTrace(t *testing.T, l *lab.Lab, _ store.Store) {
 	}
 	// From the far host it cannot be asked: the workload is not there.
 	_, err := far.PolicyExplain(await.Context(t), &apiv1.PolicyExplainRequest{From: from.String(), To: to.String(), Protocol: "UDP", Port: open, Trace: true})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "ask on the host that it is on") {
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "run the command on the workload's host") {
 		t.Errorf("traced from the wrong host: %v", err)
 	}
 	routerctl(t, l, "node1", "", "delete", "gnp", "traced-in")

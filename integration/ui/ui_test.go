@@ -157,13 +157,13 @@ func TestPage(t *testing.T) {
 	b.text(`document.querySelector('[data-key="host node3"]').focus()`)
 	b.enter()
 	want(t, "details", "true", func() string {
-		return b.text(`document.getElementById('details').textContent.includes('its daemon is not there')`)
+		return b.text(`document.getElementById('details').textContent.includes('its daemon is absent')`)
 	})
 	screenshots(b, "down")
 	b.text(`document.querySelector('nav a[href="#/doctor"]').focus()`)
 	b.enter()
 	want(t, "doctor", "true", func() string {
-		return b.text(`document.getElementById('findings').textContent.includes('the daemon of node3 is not there')`)
+		return b.text(`document.getElementById('findings').textContent.includes('the daemon of node3 is absent')`)
 	})
 	screenshots(b, "doctor")
 	if got := b.text(`window.same`); got != "true" {

@@ -12,7 +12,7 @@ import (
 
 // The states of hosts, the worst first.
 const (
-	Absent   = "absent"    // its daemon is not there
+	Absent   = "absent"    // its daemon is absent
 	NoAnswer = "no answer" // it was asked in vain
 	NotReady = "not ready"
 	Impaired = "impaired" // ready, and a condition does not hold or a session is not up
