@@ -168,7 +168,7 @@ func unknownCommand(c *cobra.Command, name string) error {
 // withDeadline bounds a command by --timeout.
 func (a *daemon) withDeadline(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(cmd.Context(), a.timeout,
-		fmt.Errorf("no answer within %s; see whether the datastore is well with `routerctl node status`, or allow more with --timeout", a.timeout))
+		fmt.Errorf("no answer within %s; check the datastore with `routerctl node status`, or allow more time with --timeout", a.timeout))
 }
 
 // withStore runs f with the datastore open and a deadline. What f changes of resources is

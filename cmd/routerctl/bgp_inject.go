@@ -58,13 +58,13 @@ them.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case o.owner == "":
-				return usagef("bgp inject add: --owner: name who the routes are of")
+				return usagef("bgp inject add: --owner: name the owner of the routes")
 			case o.hold && (o.ttl != 0 || o.pid != 0):
 				return usagef("bgp inject add: --hold stays until this command ends: leave --ttl and --pid out")
 			case o.hold:
 				return a.holdInjected(cmd.Context(), o, o.routes(args))
 			case o.ttl == 0 && o.pid == 0:
-				return usagef("bgp inject add: say how long the owner is there: --ttl 30s, --pid PID, or --hold")
+				return usagef("bgp inject add: say when the routes end: --ttl 30s, --pid PID, or --hold")
 			}
 			ctx, cancel := a.withDeadline(cmd)
 			defer cancel()
@@ -197,7 +197,7 @@ func (a bgpCommands) injectWithdrawCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if owner == "" {
-				return usagef("bgp inject withdraw: --owner: name who the routes are of; see routerctl bgp inject list")
+				return usagef("bgp inject withdraw: --owner: name the owner of the routes; see routerctl bgp inject list")
 			}
 			ctx, cancel := a.withDeadline(cmd)
 			defer cancel()

@@ -89,7 +89,7 @@ The key itself is not shown.`,
 
 func (a bgpCommands) printBGPKey(st bgpKeyState) {
 	if st.key == nil {
-		fmt.Fprintln(a.stdout, "There is no key: sessions between nodes are not signed. routerctl bgp key rotate makes one.")
+		fmt.Fprintln(a.stdout, "There is no key: sessions between nodes are not signed. routerctl bgp key rotate creates one.")
 		return
 	}
 	ids := st.key.KeyIDs()
@@ -97,7 +97,7 @@ func (a bgpCommands) printBGPKey(st bgpKeyState) {
 	case len(ids) > 1:
 		fmt.Fprintf(a.stdout, "Key %s, which replaces %s.\n", ids[0], ids[1])
 	case st.key.Open():
-		fmt.Fprintf(a.stdout, "Key %s, the first one, which is being given to all nodes.\n", ids[0])
+		fmt.Fprintf(a.stdout, "Key %s, the first one, is being distributed to all nodes.\n", ids[0])
 	default:
 		fmt.Fprintf(a.stdout, "Key %s.\n", ids[0])
 	}
@@ -165,7 +165,7 @@ func (a bgpCommands) rotateBGPKey(ctx context.Context, s store.Store, wait, sett
 			return err
 		}
 		if st.key == nil || st.newest() != id {
-			return fmt.Errorf("bgp key rotate: somebody else changed the key meanwhile; see routerctl bgp key status")
+			return fmt.Errorf("bgp key rotate: another command changed the key meanwhile; see routerctl bgp key status")
 		}
 		// Who has none may be about to get its first.
 		behind := st.former
@@ -180,14 +180,14 @@ func (a bgpCommands) rotateBGPKey(ctx context.Context, s store.Store, wait, sett
 			}
 			continue
 		case len(st.former) > 0 && !force:
-			return fmt.Errorf("bgp key rotate: %s has not got key %s yet, and both keys count until then: run the command again when it is back, or with --force to end the former key without it", someNames(st.former), id)
+			return fmt.Errorf("bgp key rotate: %s does not have key %s yet, so both keys stay valid: run the command again when it is back, or with --force to end the former key without it", someNames(st.former), id)
 		case len(st.former) > 0:
 			fmt.Fprintf(a.stdout, "Without waiting for %s.\n", someNames(st.former))
 		}
 		break
 	}
 	if st.have > 0 {
-		fmt.Fprintf(a.stdout, "Nodes that have it: %d. What was before it counts for another %s.\n", st.have, settle)
+		fmt.Fprintf(a.stdout, "Nodes that have it: %d. The former state stays valid for another %s.\n", st.have, settle)
 		if err := async.Sleep(ctx, settle); err != nil {
 			return fmt.Errorf("bgp key rotate: interrupted; run it again to end the former key: %w", err)
 		}
@@ -195,7 +195,7 @@ func (a bgpCommands) rotateBGPKey(ctx context.Context, s store.Store, wait, sett
 	if _, err := store.FinishBGPKey(ctx, s, id); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.stdout, "Key %s alone counts now.\n", id)
+	fmt.Fprintf(a.stdout, "Only key %s is valid now.\n", id)
 	return nil
 }
 
@@ -215,7 +215,7 @@ rely on what its Node says it has.`,
 				if err := store.DropBGPKey(ctx, s); err != nil {
 					return err
 				}
-				fmt.Fprintln(a.stdout, "Sessions between nodes are not signed any more.")
+				fmt.Fprintln(a.stdout, "Sessions between nodes are no longer signed.")
 				return nil
 			})
 		},

@@ -48,7 +48,7 @@ default.`,
 				}
 			}
 			if len(asked) != 1 {
-				return usagef("bgp reflectors auto: say how many: one of --count, --per-rack and --per-zone")
+				return usagef("bgp reflectors auto: give the number: one of --count, --per-rack and --per-zone")
 			}
 			if _, err := store.ParseReflectors(asked[0].String()); err != nil {
 				return usagef("bgp reflectors auto: %v", err)
@@ -85,7 +85,7 @@ sessions of the mesh are up.`,
 				if err := setReflectors(ctx, s, "", force); err != nil {
 					return err
 				}
-				fmt.Fprintln(a.stdout, "The nodes go back to the mesh; see routerctl bgp reflectors status.")
+				fmt.Fprintln(a.stdout, "The nodes return to the mesh; see routerctl bgp reflectors status.")
 				return nil
 			})
 		},
@@ -102,7 +102,7 @@ func refuseConfiguredReflectors(ctx context.Context, s store.Store) error {
 	}
 	for _, o := range nodes {
 		if n, ok := o.Value.(*store.Node); ok && n.Spec.BGP != nil && n.Spec.BGP.RouteReflectorClusterID != "" {
-			return fmt.Errorf("node %s has a spec.bgp.routeReflectorClusterID: reflectors that are configured so are not chosen; take them away first", n.Name)
+			return fmt.Errorf("node %s has a spec.bgp.routeReflectorClusterID: configured reflectors exclude automatic ones; remove that field first", n.Name)
 		}
 	}
 	return nil
@@ -117,7 +117,7 @@ func setReflectors(ctx context.Context, s store.Store, value string, force bool)
 			c = store.Clone(cur.Value).(*v3.BGPConfiguration)
 		}
 		if on := c.Spec.NodeToNodeMeshEnabled; value == "" && on != nil && !*on && !force {
-			return nil, fmt.Errorf("nodeToNodeMeshEnabled is false: without reflectors nodes would have no sessions with each other; switch the mesh on first, or use --force")
+			return nil, fmt.Errorf("nodeToNodeMeshEnabled is false: without reflectors nodes would have no sessions with each other; enable the mesh first, or use --force")
 		}
 		delete(c.Annotations, store.AnnotationReflectors)
 		if value != "" {
@@ -155,9 +155,9 @@ func printReflectors(w io.Writer, r *apiv1.BGPReflectorsResponse) error {
 	case r.GetProblem() != "":
 		fmt.Fprintf(w, "No reflectors are chosen now: %s.\n", r.GetProblem())
 	case r.GetSetting() == "" && some:
-		fmt.Fprintln(w, "The nodes go back to the mesh.")
+		fmt.Fprintln(w, "The nodes return to the mesh.")
 	case r.GetSetting() == "":
-		fmt.Fprintln(w, "No reflectors are asked for: routerctl bgp reflectors auto has the nodes choose some.")
+		fmt.Fprintln(w, "No reflectors are configured: routerctl bgp reflectors auto has the nodes choose some.")
 	default:
 		fmt.Fprintf(w, "Reflectors asked for: %s.\n", r.GetSetting())
 	}
@@ -205,6 +205,6 @@ func adviseReflectors(w io.Writer, peers []*apiv1.BGPPeer) {
 		}
 	}
 	if n := len(names) + 1; n > meshLimit {
-		fmt.Fprintf(w, "\nThe mesh has %d nodes, and %d sessions; from %d nodes on have some reflect: routerctl bgp reflectors auto --count 2\n", n, n*(n-1)/2, meshLimit)
+		fmt.Fprintf(w, "\nThe mesh has %d nodes, and %d sessions; from %d nodes on, use route reflectors: routerctl bgp reflectors auto --count 2\n", n, n*(n-1)/2, meshLimit)
 	}
 }

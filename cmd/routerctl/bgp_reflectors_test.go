@@ -27,7 +27,7 @@ func TestAdviseReflectors(t *testing.T) {
 		t.Errorf("%d nodes: %s", meshLimit, got)
 	}
 	peers = append(peers, &apiv1.BGPPeer{Name: "one more", Type: "node-to-node mesh"})
-	const want = "\nThe mesh has 101 nodes, and 5050 sessions; from 100 nodes on have some reflect: routerctl bgp reflectors auto --count 2\n"
+	const want = "\nThe mesh has 101 nodes, and 5050 sessions; from 100 nodes on, use route reflectors: routerctl bgp reflectors auto --count 2\n"
 	if got := advice(); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -74,7 +74,7 @@ func (a *daemon) openEtcd(ctx context.Context) (*etcd.Store, error) {
 	case err != nil:
 		return nil, err
 	case direct.kube != nil:
-		return nil, usagef("DATASTORE_TYPE=kubernetes: only etcd can do that: save and restore the etcd of the API server")
+		return nil, usagef("DATASTORE_TYPE=kubernetes: the command is for etcd only: save and restore the etcd of the API server")
 	case direct.etcd != nil:
 		return etcd.Open(ctx, *direct.etcd)
 	}
@@ -149,7 +149,7 @@ func (a *daemon) socketError(socket string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("connect to routerd at %s: permission denied: the socket is for root; run this command as root, for instance with sudo", socket)
 	case errors.Is(err, fs.ErrNotExist) && a.plugin:
-		return &notRunningError{fmt.Sprintf("connect to routerd: there is no socket at %s: this command asks the daemon of a node; run it there, by kubectl -n kube-system exec POD -- routerctl …, with the pod of routerd's that is on the node", socket)}
+		return &notRunningError{fmt.Sprintf("connect to routerd: there is no socket at %s: this command queries the daemon of a node; run it in routerd's pod on that node: kubectl -n kube-system exec POD -- routerctl …", socket)}
 	case errors.Is(err, fs.ErrNotExist):
 		return &notRunningError{fmt.Sprintf("connect to routerd: there is no socket at %s: routerd is not running on this host, or uses another socket; see `systemctl status routerd`, or name the socket with --socket", socket)}
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -250,7 +250,7 @@ func explain(ctx context.Context, err error) error {
 	}
 	if s, ok := status.FromError(err); ok && s.Code() != codes.OK {
 		if s.Code() == codes.Unimplemented {
-			return fmt.Errorf("this routerd does not know the request (%s); its version differs from routerctl's: see `routerctl version`", s.Message())
+			return fmt.Errorf("this routerd does not support the request (%s); its version differs from routerctl's: see `routerctl version`", s.Message())
 		}
 		return fmt.Errorf("routerd: %s", s.Message())
 	}

@@ -158,7 +158,7 @@ func (a clusterCommands) changing(c *cobra.Command, toMember bool) *cobra.Comman
 			})
 		})
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			return fmt.Errorf("after %s it is not done (last: %s): it goes on while the order holds; the same command follows it again, and routerctl cluster members shows how far it is", timeout, dashed(last))
+			return fmt.Errorf("not complete after %s (last: %s): it continues in the background; run the same command to follow it, or see routerctl cluster members", timeout, dashed(last))
 		}
 		return explain(cmd.Context(), err)
 	}

@@ -92,7 +92,7 @@ func readAPIConfig(file, home string) (func(string) string, error) {
 	case env["DATASTORE_TYPE"] == "":
 		env["DATASTORE_TYPE"] = "kubernetes"
 	case env["DATASTORE_TYPE"] == "etcdv3" && !etcd:
-		return nil, fmt.Errorf("%w: %s: spec.etcdEndpoints: required: where etcd is", store.ErrInvalid, file)
+		return nil, fmt.Errorf("%w: %s: spec.etcdEndpoints: required: the addresses of etcd", store.ErrInvalid, file)
 	}
 	if env["DATASTORE_TYPE"] == "kubernetes" && env["KUBECONFIG"] == "" && env["K8S_API_ENDPOINT"] == "" {
 		env["KUBECONFIG"] = usualKubeconfig(home)
@@ -104,9 +104,9 @@ func readAPIConfig(file, home string) (func(string) string, error) {
 func configValue(field string, value any) (string, error) {
 	switch field {
 	case "etcdKey", "etcdCert", "etcdCACert":
-		return "", fmt.Errorf("spec.%s: is not read from here: write it into a file, and name that as spec.%[1]sFile", field)
+		return "", fmt.Errorf("spec.%s: is not supported: write it to a file, and name the file in spec.%[1]sFile", field)
 	case "kubeconfigInline":
-		return "", fmt.Errorf("spec.%s: is not read from here: write it into a file, and name that as spec.kubeconfig", field)
+		return "", fmt.Errorf("spec.%s: is not supported: write it to a file, and name the file in spec.kubeconfig", field)
 	}
 	if _, ok := configFields()[field]; !ok {
 		return "", fmt.Errorf("spec.%s: unknown field; there are %s", field, strings.Join(slices.Sorted(maps.Keys(configFields())), ", "))

@@ -67,7 +67,7 @@ cannot be deleted.`,
 				return err
 			}
 			if i := slices.IndexFunc(targets, func(t target) bool { return t.key.Kind == store.KindIPPool || t.key.Kind == store.KindNode }); i >= 0 && a.confirm > 0 {
-				return usagef("--confirm: the deletion of %s takes several steps and cannot be undone; leave --confirm out", targets[i].key)
+				return usagef("--confirm: the deletion of %s takes several steps and cannot be undone; leave out --confirm", targets[i].key)
 			}
 			return a.withStore(cmd, func(ctx context.Context, s store.Store) error {
 				if !d.force {
@@ -193,7 +193,7 @@ func (d *deletion) check(ctx context.Context, t target) (store.Object, error) {
 		return store.Object{}, fmt.Errorf("delete: %w", err)
 	}
 	if t.version != 0 && t.version != o.Revision {
-		return store.Object{}, fmt.Errorf("delete %s: update conflict: the manifest has resourceVersion %d, the stored object %d: it was changed since", t.key, t.version, o.Revision)
+		return store.Object{}, fmt.Errorf("delete %s: update conflict: the manifest has resourceVersion %d, the stored object %d: it has been changed since", t.key, t.version, o.Revision)
 	}
 	return o, nil
 }
@@ -203,13 +203,13 @@ func undeletable(k store.Key) string {
 	case k.Kind == store.KindBlockAffinity:
 		return unwritable(k)
 	case k.Kind == store.KindClusterInformation:
-		return "it is read-only: the cluster's daemons keep it"
+		return "it is read-only: the cluster's daemons write it"
 	case k.Kind == store.KindTier && slices.Contains([]string{store.DefaultName, store.TierKubeAdmin, store.TierKubeBaseline}, k.Name):
 		return "the built-in tiers cannot be deleted"
 	case k.Kind == store.KindNetworkPolicy && strings.HasPrefix(k.Name, store.PrefixNetworkPolicy):
-		return "it is made of a Kubernetes NetworkPolicy: delete that with kubectl"
+		return "it is derived from a Kubernetes NetworkPolicy: delete that with kubectl"
 	case k.Kind == store.KindGlobalNetworkPolicy && strings.HasPrefix(k.Name, store.PrefixClusterNetworkPolicy):
-		return "it is made of a Kubernetes ClusterNetworkPolicy: delete that with kubectl"
+		return "it is derived from a Kubernetes ClusterNetworkPolicy: delete that with kubectl"
 	case k.Kind == store.KindProfile && k.Name == store.DefaultAllowProfile:
 		return "it is built in and cannot be deleted"
 	}

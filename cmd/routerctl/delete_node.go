@@ -25,7 +25,7 @@ func (d *deletion) node(ctx context.Context, name string) error {
 		err := commit(ctx, d.store, d.out, nodeDeletion(name, have, time.Now()))
 		if err == nil {
 			if unreadable != nil {
-				return fmt.Errorf("Node(%s) is deleted; left alone is what cannot be read, see `routerctl ipam check`: %w", name, unreadable) //nolint:revive,staticcheck // the name of a kind
+				return fmt.Errorf("Node(%s) is deleted, but some of its records cannot be read and were left; see `routerctl ipam check`: %w", name, unreadable) //nolint:revive,staticcheck // the name of a kind
 			}
 			return nil
 		}

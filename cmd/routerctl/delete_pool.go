@@ -60,7 +60,7 @@ func (d *deletion) unused(ctx context.Context, o store.Object) error {
 		return fmt.Errorf("delete %s: %w", o.Key, err)
 	}
 	if len(workloads) > 0 {
-		return fmt.Errorf("delete %s: addresses of it that workloads have: %d (%s); move them with \"routerctl pool drain %s --wait\", or give --force",
+		return fmt.Errorf("delete %s: workloads have %d of its addresses (%s); move them with \"routerctl pool drain %s --wait\", or give --force",
 			o.Key, len(workloads), whose(workloads), o.Key.Name)
 	}
 	return nil
@@ -117,7 +117,7 @@ func (d *deletion) leftovers(ctx context.Context, pool store.Key, cidr netip.Pre
 	gone, err := d.until(ctx, func() (bool, error) {
 		blocks, _, err := d.store.List(ctx, store.KindIPAMBlock, "")
 		if err != nil {
-			return false, fmt.Errorf("%s is deleted; look at what is left: %w", pool, err)
+			return false, fmt.Errorf("%s is deleted; read what is left of it: %w", pool, err)
 		}
 		left = slices.DeleteFunc(blocks, func(o store.Object) bool { return !cidr.Overlaps(o.Key.CIDR()) })
 		// Only tunnels leave by themselves.
@@ -134,7 +134,7 @@ func (d *deletion) leftovers(ctx context.Context, pool store.Key, cidr netip.Pre
 	}
 	fmt.Fprintln(d.notes)
 	if _, tunnels := split(all); len(tunnels) > 0 {
-		fmt.Fprintln(d.notes, "note: a node gives up its tunnel's address when its routerd runs; for one that is gone for good, delete the node")
+		fmt.Fprintln(d.notes, "note: a node releases its tunnel address when its routerd runs; if a node is gone for good, delete it")
 	}
 	return nil
 }
@@ -170,7 +170,7 @@ func (d *deletion) emptyBlocks(ctx context.Context, pool store.Key, cidr netip.P
 				continue
 			}
 			if err != nil {
-				return fmt.Errorf("give back block %s of %s: %w", b.CIDR, pool, err)
+				return fmt.Errorf("release block %s of %s: %w", b.CIDR, pool, err)
 			}
 		}
 		if retry && try < writeTries {

@@ -52,5 +52,5 @@ func (d *deletion) empty(ctx context.Context, o store.Object, targets []target) 
 	if n := len(in) - most; n > 0 {
 		names += fmt.Sprintf(" and %d more", n)
 	}
-	return fmt.Errorf("delete %s: policies are in it: %s; delete them first, or give them another spec.tier", o.Key, names)
+	return fmt.Errorf("delete %s: it contains policies: %s; delete them first, or give them another spec.tier", o.Key, names)
 }

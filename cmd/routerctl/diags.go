@@ -146,7 +146,7 @@ func (a diagsCommands) bundling(c *cobra.Command, subject func(*cobra.Command) s
 		}
 		fmt.Fprintf(a.stdout, "Collected %d files in %s", len(list), name)
 		if failed > 0 {
-			fmt.Fprintf(a.stdout, "; %d questions had no answer: see index.txt in it", failed)
+			fmt.Fprintf(a.stdout, "; %d queries failed: see index.txt in it", failed)
 		}
 		fmt.Fprintln(a.stdout, ".")
 		return nil

@@ -54,7 +54,7 @@ nothing is wrong, and 1 otherwise.`,
 		case errors.As(err, &none):
 			r = &apiv1.ExamineResponse{Findings: []*apiv1.Finding{doctor.Finding{
 				Severity: doctor.Critical, Check: "daemon", Node: a.host, What: "routerd does not run: " + none.message,
-				Cause: "it was stopped, or ended by itself: journalctl -u routerd says why", Cure: "systemctl restart routerd",
+				Cause: "it was stopped or it failed; journalctl -u routerd shows why", Cure: "systemctl restart routerd",
 			}.Proto()}}
 		case err != nil:
 			return explain(ctx, err)

@@ -112,14 +112,14 @@ func (q *query) readArgs(args []string, namespace string) error {
 	}
 	q.names = args[1:]
 	if len(q.names) > 0 && len(q.kinds) > 1 {
-		return usagef("get: names go with one kind, not with %d", len(q.kinds))
+		return usagef("get: names need exactly one kind, not %d", len(q.kinds))
 	}
 	if slices.ContainsFunc(q.kinds, store.Kind.Namespaced) {
 		q.namespace = cmp.Or(namespace, store.DefaultName)
 		return nil
 	}
 	if q.allNamespaces {
-		return usagef("--all-namespaces: %s lie in no namespace; leave it out", q.kinds[0].Plural())
+		return usagef("--all-namespaces: %s have no namespace; leave it out", q.kinds[0].Plural())
 	}
 	_, err = namespaceOf(q.kinds[0], namespace)
 	return err

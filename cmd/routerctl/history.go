@@ -88,7 +88,7 @@ func (a *app) recorded(s store.Store) (store.Store, error) {
 	return history.Record(s, by, time.Now, a.toConfirm), nil
 }
 
-var errNoHistory = errors.New("the Kubernetes datastore keeps no history, for its API writes one object at a time: nothing is written, and nothing can be undone there; " +
+var errNoHistory = errors.New("the Kubernetes datastore keeps no history, because its API writes one object at a time: nothing was written, and no change can be undone; " +
 	"see the API server's audit log for who changed what, and apply what was there before")
 
 // withHistory runs f with the store itself: what it does is recorded with the change that it is about.
@@ -280,9 +280,9 @@ shell in which the change was made.`,
 					case err != nil:
 						return err
 					case len(waiting) == 0:
-						return errors.New("confirm: no change waits to be confirmed; see `routerctl history`")
+						return errors.New("confirm: no change is waiting for confirmation; see `routerctl history`")
 					case len(waiting) > 1:
-						return fmt.Errorf("confirm: %d changes wait: name which: routerctl confirm %s", len(waiting), strings.Join(waiting, " "))
+						return fmt.Errorf("confirm: %d changes are waiting: name one: routerctl confirm %s", len(waiting), strings.Join(waiting, " "))
 					}
 					names = waiting
 				}
@@ -371,13 +371,13 @@ func mine(ctx context.Context, s store.Store, by history.Author) (string, error)
 		switch {
 		case c.State == store.ChangeUndone:
 		case c.User != by.User || c.Host != by.Host:
-			return "", fmt.Errorf("undo: the newest change is %s's (%s, %s): see `routerctl history %s`, and name it to undo it: routerctl undo %s",
+			return "", fmt.Errorf("undo: the newest change was made by %s (%s, %s): see `routerctl history %s`, and name it to undo it: routerctl undo %s",
 				history.Who(c.User, c.Host), c.Time.Local().Format(time.DateTime), c.Command, o.Key.Name, o.Key.Name)
 		default:
 			return o.Key.Name, nil
 		}
 	}
-	return "", errors.New("undo: the history has no change that is not undone; see `routerctl history`")
+	return "", errors.New("undo: every change in the history is undone already; see `routerctl history`")
 }
 
 // checkOps refuses what would cut somebody off.
@@ -407,9 +407,9 @@ func (a historyCommands) reportUndone(name string, done []history.Result, dryRun
 		fmt.Fprintf(a.stdout, "%s %s %s\n", r.Key, is, r.Deed)
 		switch r.Deed {
 		case history.Disabled:
-			fmt.Fprintf(a.stdout, "  nodes have blocks of it: routerctl delete ippool %s deletes it\n", r.Key.Name)
+			fmt.Fprintf(a.stdout, "  nodes have blocks of it: to delete it, routerctl delete ippool %s\n", r.Key.Name)
 		case history.RestoredDisabled:
-			fmt.Fprintf(a.stdout, "  to be deleted it was disabled: routerctl pool enable %s has addresses given of it again\n", r.Key.Name)
+			fmt.Fprintf(a.stdout, "  it was disabled before its deletion: to assign addresses from it again, routerctl pool enable %s\n", r.Key.Name)
 		}
 	}
 	if dryRun {

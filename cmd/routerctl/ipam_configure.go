@@ -68,7 +68,7 @@ func configureIPAM(ctx context.Context, s store.Store, w io.Writer, change func(
 		case next.MaxBlocksPerHost > 0 && !next.StrictAffinity:
 			return fmt.Errorf("a limit of %d blocks per host needs strict affinity: give --strictaffinity=true, or --max-blocks-per-host=0", next.MaxBlocksPerHost)
 		case !next.StrictAffinity && !next.AutoAllocateBlocks:
-			return errors.New("without auto_allocate_blocks affinity has to be strict: nobody could borrow from anybody")
+			return errors.New("without auto_allocate_blocks affinity has to be strict: no host could borrow addresses")
 		}
 		op.Object.Key, op.Object.Value = store.IPAMConfigKey(), &next
 		if _, err = s.Txn(ctx, op); err == nil {
@@ -109,7 +109,7 @@ assigned meanwhile. Otherwise --force is required.`,
 	}
 	c.Flags().StringVar(&name, "name", "", "name of the pool")
 	c.Flags().StringVar(&cidr, "cidr", "", "CIDR of the pool")
-	c.Flags().BoolVar(&force, "force", false, "split although the datastore is not locked")
+	c.Flags().BoolVar(&force, "force", false, "split even if the datastore is not locked")
 	return c
 }
 
@@ -120,7 +120,7 @@ func splitPool(ctx context.Context, s store.Store, w io.Writer, n int, name, cid
 	}
 	ci, ok := info.Value.(*v3.ClusterInformation)
 	if locked := ok && ci.Spec.DatastoreReady != nil && !*ci.Spec.DatastoreReady; !locked && !force {
-		return errors.New("the datastore is not locked, and addresses might be given meanwhile: lock it with `routerctl datastore lock`, or give --force")
+		return errors.New("the datastore is not locked, so addresses might be assigned meanwhile: lock it with `routerctl datastore lock`, or give --force")
 	}
 	pools, _, err := s.List(ctx, store.KindIPPool, "")
 	if err != nil && !errors.Is(err, store.ErrDecode) {

@@ -81,7 +81,7 @@ func releaseAddresses(ctx context.Context, s store.Store, w io.Writer, addrs []n
 		have, ok := byAddr[a]
 		switch {
 		case !ok || have.Sequence != seq:
-			fmt.Fprintf(w, "%s was released or given anew since the report\n", a)
+			fmt.Fprintf(w, "%s was released or assigned again since the report\n", a)
 			continue
 		case len(have.Owners) > 0 && !force:
 			errs = append(errs, fmt.Errorf("release %s: %s has it; delete that first, or give --force", a, strings.Join(have.Owners, ", ")))

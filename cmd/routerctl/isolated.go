@@ -77,13 +77,13 @@ func (a *app) askIsolated(ctx context.Context, changes []*apiv1.BGPChange) error
 		return err
 	})
 	if err != nil && status.Code(err) != codes.InvalidArgument {
-		fmt.Fprintf(a.stderr, "note: what becomes of the BGP sessions is not looked at: %v\n", err)
+		fmt.Fprintf(a.stderr, "note: BGP sessions are not checked: %v\n", err)
 		return nil
 	}
 	if err != nil || len(r.GetNodes()) == 0 {
 		return err
 	}
-	return fmt.Errorf("%s would have no configured BGP session any more: nothing was written; give them sessions first, or in the same command, or use --force",
+	return fmt.Errorf("%s would lose their last configured BGP session: nothing was written; configure others first, or in the same command, or use --force",
 		strings.Join(r.GetNodes(), ", "))
 }
 

@@ -72,7 +72,7 @@ func namespaceOf(kind store.Kind, given string) (string, error) {
 	case kind.Namespaced():
 		return cmp.Or(given, store.DefaultName), nil
 	case given != "":
-		return "", usagef("--namespace %s: %s lie in no namespace; leave it out", given, kind.Plural())
+		return "", usagef("--namespace %s: %s have no namespace; leave it out", given, kind.Plural())
 	}
 	return "", nil
 }

@@ -72,10 +72,10 @@ func (l *labelling) parse(arg string) error {
 		return usagef("label: %q: write KEY=VALUE, or KEY with --remove", arg)
 	}
 	if why := validation.IsQualifiedName(key); len(why) > 0 {
-		return usagef("label: %q is no name of a label: %s", key, strings.Join(why, "; "))
+		return usagef("label: %q is not a valid label name: %s", key, strings.Join(why, "; "))
 	}
 	if why := validation.IsValidLabelValue(value); len(why) > 0 {
-		return usagef("label: %q is no value of a label: %s", value, strings.Join(why, "; "))
+		return usagef("label: %q is not a valid label value: %s", value, strings.Join(why, "; "))
 	}
 	l.key, l.value = key, value
 	return nil

@@ -39,7 +39,7 @@ status shows.`,
 		}
 		var u unix.Utsname
 		if err := unix.Uname(&u); err != nil {
-			return fmt.Errorf("ask for the kernel's version: %w", err)
+			return fmt.Errorf("read the kernel's version: %w", err)
 		}
 		if config != "" {
 			abs, err := filepath.Abs(config)
@@ -102,7 +102,7 @@ func checkSystem(s survey.System) []systemCheck {
 func cureOf(f survey.Feature) string {
 	var parts []string
 	if f.Module != "" {
-		parts = append(parts, "install the distribution's extra kernel modules, or a kernel that is not cut down, with "+f.Config+"; then modprobe "+f.Module)
+		parts = append(parts, "install the distribution's extra kernel modules, or a full kernel, with "+f.Config+"; then modprobe "+f.Module)
 	} else {
 		parts = append(parts, "a kernel with "+f.Config)
 	}

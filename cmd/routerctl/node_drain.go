@@ -122,7 +122,7 @@ func (a nodeCommands) setDrain(ctx context.Context, s store.Store, name string, 
 	}
 	says := map[store.Drain]string{
 		"":                   "is in service again",
-		store.DrainShift:     "is drained: no workload starts there, and BGP peers are asked to prefer other ways",
+		store.DrainShift:     "is drained: no workload starts there, and BGP peers are asked to prefer other paths",
 		store.DrainWithdrawn: "advertises nothing any more",
 	}
 	fmt.Fprintf(a.stdout, "Node %s %s.\n", name, says[to])
@@ -141,10 +141,10 @@ func (a nodeCommands) awaitQuiet(ctx context.Context, op apiv1.OperatorClient, o
 		}
 		return r.GetDeliveredPackets(), true, err
 	}, func(by uint64, took time.Duration) {
-		fmt.Fprintf(a.stderr, "Workloads are still sent packets: %d in the last %v.\n", by, took.Round(time.Second))
+		fmt.Fprintf(a.stderr, "Workloads still receive packets: %d in the last %v.\n", by, took.Round(time.Second))
 	})
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("workloads of this host are still sent packets after %v; see which with `routerctl get workloadendpoints -o wide`, move them, and run this again, or take the host back with `routerctl node undrain`", o.timeout)
+		return fmt.Errorf("workloads of this host still receive packets after %v; list them with `routerctl get workloadendpoints -o wide`, move them, and run this again, or return the host to service with `routerctl node undrain`", o.timeout)
 	}
 	return err
 }

@@ -27,7 +27,7 @@ func TestDrainTimesOut(t *testing.T) {
 	t.Parallel()
 	a := nodeCommands{&app{streams: streams{stderr: io.Discard}}}
 	err := a.awaitQuiet(t.Context(), lateOperator{}, drainOptions{timeout: 50 * time.Millisecond, quiet: time.Hour})
-	if err == nil || !strings.Contains(err.Error(), "workloads of this host are still sent packets after 50ms") {
+	if err == nil || !strings.Contains(err.Error(), "workloads of this host still receive packets after 50ms") {
 		t.Errorf("awaitQuiet: %v; want what to do about the workloads", err)
 	}
 }

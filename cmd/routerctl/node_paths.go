@@ -39,10 +39,10 @@ why, whether probes are answered there, and what was measured:
 
 func printPaths(w io.Writer, r *apiv1.PathsResponse, now time.Time) error {
 	if r.GetState() != "" {
-		fmt.Fprintf(w, "Nothing is measured at present: %s\n", r.GetState())
+		fmt.Fprintf(w, "No paths are measured now: %s\n", r.GetState())
 	}
 	if len(r.GetTunnelAddresses()) > 0 {
-		fmt.Fprintf(w, "Hosts that cannot reach this host's own address send to %s\n", strings.Join(r.GetTunnelAddresses(), ", "))
+		fmt.Fprintf(w, "Hosts that cannot reach this host's own address use %s\n", strings.Join(r.GetTunnelAddresses(), ", "))
 	}
 	if len(r.GetPaths()) == 0 {
 		_, err := fmt.Fprintln(w, "No other hosts.")

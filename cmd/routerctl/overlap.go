@@ -54,7 +54,7 @@ func (a *app) checkHost(ctx context.Context, s store.Store, docs []manifest.Docu
 		var err error
 		r, err = op.Overlaps(ctx, req)
 		if status.Code(err) == codes.Unimplemented {
-			fmt.Fprintln(a.stderr, "note: this host's routes are not looked at: its routerd is older than routerctl")
+			fmt.Fprintln(a.stderr, "note: this host's routes are not checked: its routerd is older than routerctl")
 			return nil
 		}
 		return err
@@ -66,7 +66,7 @@ func (a *app) checkHost(ctx context.Context, s store.Store, docs []manifest.Docu
 	for _, d := range pools {
 		for _, o := range r.GetOverlaps() {
 			if o.GetCidr() == cidrOf(d) {
-				errs = append(errs, refuse(d, "spec.cidr: %q: IPPool(%s) overlaps %s of this host, %s; choose a range apart from it, "+
+				errs = append(errs, refuse(d, "spec.cidr: %q: IPPool(%s) overlaps %s of this host, %s; choose a range that does not overlap it, "+
 					"or give --ignore-host-routes if it is meant to lead to the workloads", cidrOf(d), d.Object.Key.Name, o.GetWith(), r.GetNode()))
 			}
 		}

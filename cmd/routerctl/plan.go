@@ -125,7 +125,7 @@ func planOne(v verb, d manifest.Document, present store.Object, now metav1.Time)
 	case given != "" && !exists:
 		return change{}, refuse(d, "update conflict: metadata.resourceVersion is %q, but the object does not exist; leave it out to create it", given)
 	case given != "" && given != strconv.FormatInt(int64(present.Revision), 10):
-		return change{}, refuse(d, "update conflict: metadata.resourceVersion is %q, but the stored object has %d: it was changed since; get it again and repeat the change", given, present.Revision)
+		return change{}, refuse(d, "update conflict: metadata.resourceVersion is %q, but the stored object has %d: it has been changed since; get it again and repeat the change", given, present.Revision)
 	case !exists:
 		return creation(d, now), nil
 	}
@@ -136,9 +136,9 @@ func planOne(v verb, d manifest.Document, present store.Object, now metav1.Time)
 func unwritable(k store.Key) string {
 	switch k.Kind {
 	case store.KindClusterInformation:
-		return "is read-only: the cluster's daemons keep it"
+		return "is read-only: the cluster's daemons write it"
 	case store.KindBlockAffinity:
-		return "is read-only: IPAM keeps it; see routerctl ipam"
+		return "is read-only: IPAM writes it; see routerctl ipam"
 	}
 	return ""
 }

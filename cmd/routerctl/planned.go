@@ -156,14 +156,14 @@ func planPool(old, next *v3.IPPool, blocks, nodes []store.Object) []string {
 		lines = append(lines, fmt.Sprintf("packets to and from its addresses, between all nodes: %s → %s", from, to))
 	}
 	if old != nil && was.Spec.NATOutgoing != will.Spec.NATOutgoing {
-		lines = append(lines, fmt.Sprintf("source NAT of what leaves the pools, on all nodes: %t → %t", was.Spec.NATOutgoing, will.Spec.NATOutgoing))
+		lines = append(lines, fmt.Sprintf("source NAT of packets that leave the pools, on all nodes: %t → %t", was.Spec.NATOutgoing, will.Spec.NATOutgoing))
 	}
 	before, after := takers(was, nodes), takers(will, nodes)
 	if gain := lacking(after, before); len(gain) > 0 {
-		lines = append(lines, "nodes that take addresses of it from then on: "+strings.Join(gain, ", "))
+		lines = append(lines, "nodes that will assign addresses from it: "+strings.Join(gain, ", "))
 	}
 	if loss := lacking(before, after); len(loss) > 0 {
-		lines = append(lines, "nodes that take no more addresses of it: "+strings.Join(loss, ", ")+"; workloads keep those that they have")
+		lines = append(lines, "nodes that will no longer assign addresses from it: "+strings.Join(loss, ", ")+"; workloads keep their addresses")
 	}
 	return lines
 }
@@ -203,7 +203,7 @@ func (a resourceCommands) planBGP(ctx context.Context, changes []change, all boo
 		return err
 	}
 	if direct.isSet() {
-		fmt.Fprintln(a.stdout, "  not looked at: the datastore is used without a daemon; leave out its variables on a host with routerd")
+		fmt.Fprintln(a.stdout, "  not checked: the datastore is used without a daemon; on a host with routerd, unset the datastore's variables")
 		return nil
 	}
 	affected := 0
@@ -220,13 +220,13 @@ func (a resourceCommands) planBGP(ctx context.Context, changes []change, all boo
 	})
 	switch {
 	case status.Code(err) == codes.FailedPrecondition:
-		fmt.Fprintln(a.stdout, "  BGP is not enabled on this host, so it is not looked at")
+		fmt.Fprintln(a.stdout, "  BGP is not enabled on this host, so it is not checked")
 		return nil
 	case status.Code(err) == codes.Unimplemented:
-		fmt.Fprintln(a.stdout, "  not looked at: this host's routerd is of an older version")
+		fmt.Fprintln(a.stdout, "  not checked: this host's routerd is an older version")
 		return nil
 	case err == nil && affected == 0:
-		fmt.Fprintln(a.stdout, "  no session and no announcement of any node changes")
+		fmt.Fprintln(a.stdout, "  no node's sessions or announcements change")
 	}
 	return err
 }

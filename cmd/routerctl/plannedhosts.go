@@ -28,7 +28,7 @@ func (a resourceCommands) planHosts(ctx context.Context, changes []change, all b
 		return err
 	}
 	if direct.isSet() {
-		fmt.Fprintln(a.stdout, "  not asked: the datastore is used without a daemon; leave out its variables on a host with routerd")
+		fmt.Fprintln(a.stdout, "  not queried: the datastore is used without a daemon; on a host with routerd, unset the datastore's variables")
 		return nil
 	}
 	var hosts []*apiv1.HostPlan
@@ -41,7 +41,7 @@ func (a resourceCommands) planHosts(ctx context.Context, changes []change, all b
 			func(p *apiv1.HostPlan) { hosts = append(hosts, p) })
 	})
 	if status.Code(err) == codes.Unimplemented {
-		fmt.Fprintln(a.stdout, "  not asked: this host's routerd is of an older version")
+		fmt.Fprintln(a.stdout, "  not queried: this host's routerd is an older version")
 		return nil
 	}
 	slices.SortFunc(hosts, func(a, b *apiv1.HostPlan) int { return cmp.Compare(a.GetNode(), b.GetNode()) })
@@ -132,7 +132,7 @@ func showHostPlan(w io.Writer, p *apiv1.HostPlan, all bool) {
 		}
 	}
 	if n := p.GetLeftOut(); n > 0 {
-		fmt.Fprintf(w, "    and %d more, for which the answer had no room\n", n)
+		fmt.Fprintf(w, "    and %d more, beyond the limit of the answer\n", n)
 	}
 }
 

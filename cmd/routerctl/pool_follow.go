@@ -124,7 +124,7 @@ func (c poolFacts) report(w io.Writer, p *v3.IPPool) {
 		}
 	}
 	if stay > 0 {
-		fmt.Fprintf(w, "Packets there go as before, and nothing is lost. They move when probes get through, or with --force.\n")
+		fmt.Fprintf(w, "Packets to and from them keep their present encapsulation, and none are lost. They move when probes succeed, or with --force.\n")
 	}
 	if n := c.open(p); n > 0 {
 		fmt.Fprintf(w, "IPPool(%s): %d nodes have not moved to %s yet; see routerctl pool status\n", p.Name, n, c.modeOf(p))

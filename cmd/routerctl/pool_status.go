@@ -98,7 +98,7 @@ func (c poolFacts) print(w io.Writer, names []string) error {
 		rows, moved, of := c.rows(p)
 		forced := ""
 		if store.Forced(p) {
-			forced = ", by --force: packets to a peer that it does not reach get lost"
+			forced = ", by --force: packets to a peer that it does not reach are lost"
 		}
 		fmt.Fprintf(w, "IPPool(%s) %s: %s; %d of %d nodes have moved to it%s\n", p.Name, p.Spec.CIDR, c.modeOf(p), moved, of, forced)
 		if len(rows) == 0 {
@@ -124,7 +124,7 @@ func (c poolFacts) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
 	for _, n := range c.nodes {
 		f := store.NodeEncapsOf(n)
 		if !f.Published {
-			rows = append(rows, []string{n.Name, "-", "-", "says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once"})
+			rows = append(rows, []string{n.Name, "-", "-", "publishes no encapsulation, like nodes without routerd; it is assumed to follow the pool at once"})
 			continue
 		}
 		of++
@@ -139,7 +139,7 @@ func (c poolFacts) rows(p *v3.IPPool) (rows [][]string, moved, of int) {
 		case len(waitFor) > 0:
 			note = "waits for " + strings.Join(waitFor, ", ")
 		default:
-			note = "is moving; \"routerctl routes\" on the node says what it waits for"
+			note = "is moving; \"routerctl routes\" on the node shows what it waits for"
 		}
 		if sends == m.String() {
 			moved++
@@ -162,7 +162,7 @@ func whyNot(f store.NodeEncaps, forms []string) string {
 		if why, ok := f.Refuses[form]; ok {
 			return form + ": " + why
 		}
-		return "has not said yet that it accepts " + form
+		return "has not published yet that it accepts " + form
 	}
 	return "-"
 }
@@ -189,7 +189,7 @@ func checkRefused(ctx context.Context, s store.Store, docs []manifest.Document) 
 			continue
 		}
 		for _, err := range store.Refused(p, c.modeOf(p), c.nodes) {
-			errs = append(errs, refuse(d, "%w; see to the node, choose another mode, or use --force", err))
+			errs = append(errs, refuse(d, "%w; repair the node, choose another mode, or use --force", err))
 		}
 	}
 	return errors.Join(errs...)

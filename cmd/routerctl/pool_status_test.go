@@ -58,8 +58,8 @@ func TestPoolStatus(t *testing.T) {
 NODE    TAKES IN   SENDS             NOTE
 node1   yes        VXLAN/4096/4789   waits for node2, node3
 node2   no         VXLAN/4096/4789   ipip: no such module
-node3   no         -                 has not said yet that it accepts ipip
-node4   -          -                 says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once
+node3   no         -                 has not published yet that it accepts ipip
+node4   -          -                 publishes no encapsulation, like nodes without routerd; it is assumed to follow the pool at once
 node5   yes        VXLAN/4096/4789   node1 stays in vxlan/4096/4789: lost
 
 IPPool(settled) 10.1.0.0/24: VXLAN/4096/4789; 4 of 4 nodes have moved to it
@@ -67,7 +67,7 @@ NODE    TAKES IN   SENDS             NOTE
 node1   yes        VXLAN/4096/4789   -
 node2   yes        VXLAN/4096/4789   -
 node3   yes        VXLAN/4096/4789   -
-node4   -          -                 says nothing of its packets, as nodes without routerd; it is taken to follow the pool at once
+node4   -          -                 publishes no encapsulation, like nodes without routerd; it is assumed to follow the pool at once
 node5   yes        VXLAN/4096/4789   -
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
@@ -79,7 +79,7 @@ node5   yes        VXLAN/4096/4789   -
 	}
 	c.pool("settled").Annotations = map[string]string{store.AnnotationForce: string(store.VXLAN)}
 	out.Reset()
-	const forced = "IPPool(settled) 10.1.0.0/24: VXLAN/4096/4789; 4 of 4 nodes have moved to it, by --force: packets to a peer that it does not reach get lost\n"
+	const forced = "IPPool(settled) 10.1.0.0/24: VXLAN/4096/4789; 4 of 4 nodes have moved to it, by --force: packets to a peer that it does not reach are lost\n"
 	if err := c.print(&out, []string{"settled"}); err != nil || !strings.HasPrefix(out.String(), forced) {
 		t.Errorf("forced: %v\n%s", err, out.String())
 	}
@@ -137,7 +137,7 @@ func TestFollow(t *testing.T) {
 	const want = `IPPool(pool) configured
 Successfully applied 1 'IPPool' resource(s)
 IPPool(pool) on node node1: node2 stays in vxlan/4096/4789: no answer
-Packets there go as before, and nothing is lost. They move when probes get through, or with --force.
+Packets to and from them keep their present encapsulation, and none are lost. They move when probes succeed, or with --force.
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -102,11 +102,11 @@ func (a *app) checkSession(ctx context.Context, changes []*apiv1.BGPChange) erro
 		return err
 	})
 	if err != nil && status.Code(err) != codes.InvalidArgument {
-		fmt.Fprintf(a.stderr, "note: whether this SSH session goes on is not looked at: %v\n", err)
+		fmt.Fprintf(a.stderr, "note: this SSH session is not checked: %v\n", err)
 		return nil
 	}
 	if err != nil || r.GetEnds() == "" {
 		return err
 	}
-	return fmt.Errorf("this SSH session, from %s to %s, would end: %s: nothing was written; let it go on first, or in the same command, or use --force", client, host, r.GetEnds())
+	return fmt.Errorf("this SSH session, from %s to %s, would end: %s: nothing was written; allow it first, or in the same command, or use --force", client, host, r.GetEnds())
 }

@@ -65,7 +65,7 @@ func TestMoveCIDR(t *testing.T) {
 		t.Errorf("a pool over the hosts' network: %v", err)
 	}
 	routerctl(t, l, "node1", poolManifest("pods-2", to.String(), "vxlanMode: CrossSubnet"), "apply", "-f", "-")
-	if _, err := tryRouterctl(t, l, "node1", "", "delete", "ippool", defaultPool); err == nil || !strings.Contains(err.Error(), "addresses of it that workloads have: 6") {
+	if _, err := tryRouterctl(t, l, "node1", "", "delete", "ippool", defaultPool); err == nil || !strings.Contains(err.Error(), "workloads have 6 of its addresses") {
 		t.Errorf("deletion of a pool in use: %v", err)
 	}
 	t.Log(routerctl(t, l, "node1", "", "pool", "drain", defaultPool))
