@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,18 +14,17 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v3 "github.com/projectcalico/api/pkg/apis/projectcalico/v3"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 
 	apiv1 "github.com/routerd/routerd/control/api/v1"
 	"github.com/routerd/routerd/control/kubesync"
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
+	"github.com/routerd/routerd/store/embedded/clustertest"
 	"github.com/routerd/routerd/store/etcd"
 	"github.com/routerd/routerd/store/memory"
 )
@@ -39,7 +37,7 @@ func TestEtcdRoles(t *testing.T) {
 	h := newHost(t, "10.1.0.11/24")
 	h.quietIPv6()
 	socket := filepath.Join(h.dir, "ext.sock")
-	startAuthStore(t, socket)
+	clustertest.StartAuth(t, t.TempDir(), socket)
 	root := []string{"ETCDCTL_ENDPOINTS=unix://" + socket, "ETCDCTL_API=3", "ETCDCTL_COMMAND_TIMEOUT=1m", "ETCDCTL_DIAL_TIMEOUT=1m"} // its own are 5 s and 2 s
 	run := func(stdin string, args ...string) {
 		t.Helper()
@@ -251,31 +249,6 @@ func comesAndGoes(t *testing.T, r *running, id string) {
 	}
 	if err := r.detach(id); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// startAuthStore starts an etcd whose passwords take little: each of a hundred etcdctl
-// has one hashed, which under the race detector takes half a second at the usual cost.
-func startAuthStore(t *testing.T, socket string) {
-	t.Helper()
-	c := embed.NewConfig()
-	c.Dir, c.ZapLoggerBuilder, c.BcryptCost = t.TempDir(), embed.NewZapLoggerBuilder(zap.NewNop()), 4
-	c.ListenClientUrls = []url.URL{{Scheme: "unix", Path: socket}}
-	c.AdvertiseClientUrls = c.ListenClientUrls
-	c.ListenPeerUrls = []url.URL{{Scheme: "unix", Path: socket + "p"}}
-	c.AdvertisePeerUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	c.InitialCluster = "default=http://127.0.0.1:0"
-	e, err := embed.StartEtcd(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(e.Close)
-	select {
-	case <-e.Server.ReadyNotify():
-	case err := <-e.Err():
-		t.Fatal(err)
-	case <-time.After(await.Patience):
-		t.Fatalf("etcd is not ready after %s", await.Patience)
 	}
 }
 

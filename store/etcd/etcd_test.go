@@ -21,6 +21,7 @@ import (
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
 	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/embedded/clustertest"
 	"github.com/routerd/routerd/store/etcd"
 )
 
@@ -314,9 +315,9 @@ func TestWatchReplacedStore(t *testing.T) {
 func TestPassword(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	conf := embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s.sock")}
-	server := start(t, conf)
-	admin := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}, Username: "root", Password: "secret"})
+	data, socket := filepath.Join(dir, "data"), filepath.Join(dir, "s.sock")
+	stop := clustertest.StartAuth(t, data, socket)
+	admin := open(t, etcd.Config{Endpoints: []string{"unix://" + socket}, Username: "root", Password: "secret"})
 	// Users are off: user and password do no harm.
 	if err := write(t.Context(), admin); err != nil {
 		t.Fatal(err)
@@ -351,7 +352,7 @@ func TestPassword(t *testing.T) {
 		{"", "", "authentication is required"},
 		{"guest", "secret", "permission denied"},
 	} {
-		s := open(t, etcd.Config{Endpoints: []string{server.Endpoint()}, Username: tt.user, Password: tt.password})
+		s := open(t, etcd.Config{Endpoints: []string{"unix://" + socket}, Username: tt.user, Password: tt.password})
 		err := write(t.Context(), s)
 		switch {
 		case tt.want == "" && err != nil:
@@ -366,8 +367,8 @@ func TestPassword(t *testing.T) {
 	}
 	ch := watch(t, admin, store.KindIPAMConfig)
 	take(t, ch, "the state", isSynced)
-	server.Close()
-	start(t, conf)
+	stop()
+	clustertest.StartAuth(t, data, socket)
 	take(t, ch, "the state after the restart", isSynced)
 	if err := write(t.Context(), admin); err != nil {
 		t.Error(err)

@@ -14,24 +14,24 @@ import (
 
 	"github.com/routerd/routerd/integration/await"
 	"github.com/routerd/routerd/store"
-	"github.com/routerd/routerd/store/embedded"
+	"github.com/routerd/routerd/store/embedded/clustertest"
 	"github.com/routerd/routerd/store/etcd"
 )
 
 // guarded is an etcd with users: root, and a host whose role a test changes.
 type guarded struct {
-	t      *testing.T
-	conf   embedded.Config
-	server *embedded.Server
-	root   *etcd.Store
+	t            *testing.T
+	data, socket string
+	stop         func()
+	root         *etcd.Store
 }
 
 func startGuarded(t *testing.T) *guarded {
 	t.Helper()
 	dir := t.TempDir()
-	g := &guarded{t: t, conf: embedded.Config{Dir: filepath.Join(dir, "data"), Socket: filepath.Join(dir, "s.sock")}}
-	g.server = start(t, g.conf)
-	g.root = open(t, etcd.Config{Endpoints: []string{g.server.Endpoint()}, Username: "root", Password: "top"})
+	g := &guarded{t: t, data: filepath.Join(dir, "data"), socket: filepath.Join(dir, "s.sock")}
+	g.stop = clustertest.StartAuth(t, g.data, g.socket)
+	g.root = open(t, etcd.Config{Endpoints: []string{g.endpoint()}, Username: "root", Password: "top"})
 	auth := etcdserverpb.NewAuthClient(g.root.Conn())
 	ctx := await.Context(t)
 	for _, user := range []struct{ name, role string }{{"root", "root"}, {"host", "host"}} {
@@ -52,6 +52,8 @@ func startGuarded(t *testing.T) *guarded {
 	}
 	return g
 }
+
+func (g *guarded) endpoint() string { return "unix://" + g.socket }
 
 func (g *guarded) grant(prefix string) {
 	g.t.Helper()
@@ -75,8 +77,8 @@ func (g *guarded) revoke(prefix string) {
 
 // restart has every watch read the state anew.
 func (g *guarded) restart() {
-	g.server.Close()
-	g.server = start(g.t, g.conf)
+	g.stop()
+	g.stop = clustertest.StartAuth(g.t, g.data, g.socket)
 }
 
 // TestMissingRight: a kind of routerd's own that a host's user may not read, as with roles of an earlier version, is
@@ -98,7 +100,7 @@ func TestMissingRight(t *testing.T) {
 	put(slice, &store.EndpointSlice{Service: "web"})
 	put(web, &store.Service{})
 	var log strings.Builder
-	s := open(t, etcd.Config{Endpoints: []string{g.server.Endpoint()}, Username: "host", Password: "top", Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	s := open(t, etcd.Config{Endpoints: []string{g.endpoint()}, Username: "host", Password: "top", Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	s.SetRightsCheck(20 * time.Millisecond)
 
 	if b := take(t, watch(t, s, store.KindEndpointSlice), "alone", func(store.Batch) bool { return true }); !errors.Is(b.Err, store.ErrDenied) || b.Synced {
