@@ -76,17 +76,20 @@ func (d *mortalDaemon) detach(name string) error {
 	return d.ask("DEL of "+name, func(ctx context.Context) error { return d.Del(ctx, delOf(p.req)) }, func() { p.gone = true })
 }
 
-// until waits for something, or for the daemon's death.
+// until waits for something, or for the daemon's death: with one of its locks held, nothing that it
+// is asked has an answer.
 func (d *mortalDaemon) until(what string, check func() error) error {
 	d.w.t.Helper()
 	var err error
 	await.Until(d.w.t, what, func() error {
+		checked := make(chan error, 1)
+		d.w.tasks.Go(func() { checked <- check() })
 		select {
 		case <-d.life.ended:
 			err = errKilled
 			return nil
-		default:
-			return check()
+		case err := <-checked:
+			return err
 		}
 	})
 	return err
