@@ -65,26 +65,29 @@ func (a *Attacher) GC(ctx context.Context, network string, valid []ID) (Collecte
 // collect releases one attachment unless it is busy or has changed since the
 // garbage was listed.
 func (a *Attacher) collect(ctx context.Context, listed record) (bool, error) {
-	free, ok := a.locks.keys.tryLock(attachmentLock(listed.id()))
-	if !ok {
+	l, err := a.locks.lockBy(ctx, listed, func(ctx context.Context, key string) (func(), error) {
+		if key != attachmentLock(listed.id()) {
+			return a.locks.keys.lock(ctx, key)
+		}
+		if free, ok := a.locks.keys.tryLock(key); ok {
+			return free, nil
+		}
+		return nil, errBusy
+	})
+	switch {
+	case errors.Is(err, errBusy):
 		return false, nil
-	}
-	defer free()
-	freeShared, err := a.locks.keys.lock(ctx, a.locks.shared(listed))
-	if err != nil {
+	case err != nil:
 		return false, err
 	}
-	defer freeShared()
-	r, known := a.ledger.get(listed.id())
+	defer l.unlock()
+	r, known := l.record, l.known
 	if known && r.State.leaving() && a.behind() {
 		a.releaser.wires.Set()
 		return r.State.detached(), nil // else the wire is still there
 	}
 	if known && (!r.Since.Equal(listed.Since) || r.State.phase() != listed.State.phase()) {
 		return false, nil
-	}
-	if !known {
-		r = listed
 	}
 	if a.behind() {
 		return true, a.releaser.answer(ctx, r)

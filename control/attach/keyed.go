@@ -35,6 +35,13 @@ func (k *keyedMutex) yield(key string, wanted func()) {
 func (k *keyedMutex) join(key string) *keyLock {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	l := k.at(key)
+	l.users++
+	return l
+}
+
+// at returns the lock of a key. The caller has mu.
+func (k *keyedMutex) at(key string) *keyLock {
 	if k.locks == nil {
 		k.locks = make(map[string]*keyLock)
 	}
@@ -43,7 +50,6 @@ func (k *keyedMutex) join(key string) *keyLock {
 		l = &keyLock{token: make(chan struct{}, 1)}
 		k.locks[key] = l
 	}
-	l.users++
 	return l
 }
 
@@ -95,12 +101,14 @@ func (k *keyedMutex) wait(l *keyLock, n int) {
 
 // tryLock locks key unless it is locked.
 func (k *keyedMutex) tryLock(key string) (func(), bool) {
-	l := k.join(key)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l := k.at(key)
 	select {
 	case l.token <- struct{}{}:
+		l.users++
 		return k.unlocker(key, l), true
 	default:
-		k.leave(key, l)
 		return nil, false
 	}
 }

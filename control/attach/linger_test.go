@@ -242,8 +242,9 @@ func TestConfirmedLater(t *testing.T) {
 			}
 			return nil
 		})
-		if ends.told() != 1 || len(w.ipam.claimed()) > 0 || len(w.ipam.handles()) > 0 || w.ipam.refusals() > 0 {
-			t.Errorf("the API was told %d times, claims %v, handles %v, %d releases", ends.told(), w.ipam.claimed(), w.ipam.handles(), w.ipam.refusals())
+		await.True(t, "the address is in the reserve again", func() bool { return len(w.ipam.claimed()) == 0 })
+		if ends.told() != 1 || len(w.ipam.handles()) > 0 || w.ipam.refusals() > 0 {
+			t.Errorf("the API was told %d times, handles %v, %d releases", ends.told(), w.ipam.handles(), w.ipam.refusals())
 		}
 	})
 }
@@ -267,5 +268,58 @@ func TestEndWaitsBesideCompletion(t *testing.T) {
 	l.unlock()
 	if err := <-done; !errors.Is(err, errLater) {
 		t.Errorf("%v, want that it waits", err)
+	}
+}
+
+// TestHurryBesideOthers: another call about a pod's earlier container waits for the device, while the
+// pod's next container has it and can have no address before the earlier one's is released.
+func TestHurryBesideOthers(t *testing.T) {
+	t.Parallel()
+	for name, beside := range map[string]func(context.Context, *Attacher, record) error{
+		"CHECK": func(ctx context.Context, a *Attacher, r record) error {
+			if err := a.Check(ctx, CheckRequest{ID: r.id()}); !errors.Is(err, ErrUnknown) {
+				return fmt.Errorf("%w, want %w", err, ErrUnknown)
+			}
+			return nil
+		},
+		"GC": func(ctx context.Context, a *Attacher, r record) error {
+			_, err := a.collect(ctx, r)
+			return err
+		},
+		"reclaim": func(ctx context.Context, a *Attacher, r record) error {
+			_, err := a.reclaimer.one(ctx, r.id())
+			return err
+		},
+		"completion": func(ctx context.Context, a *Attacher, r record) error {
+			return a.releaser.completeOne(ctx, r.id(), func(ID) bool { return false })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w, a, _, earlier, _ := lingering(t, time.Hour)
+			w.del(a, earlier)
+			next := podRequest(w.request(2), "ns1", "web-0")
+			pod := kubePod("u2", nil)
+			pod.Annotations = map[string]string{"cni.projectcalico.org/ipAddrs": `["192.168.0.1"]`}
+			a.HandlePods(told(t, pod))
+			w.ipam.mu.Lock()
+			w.ipam.reserve = false
+			w.ipam.mu.Unlock()
+			r, _ := a.ledger.get(earlier.ID)
+			ctx := await.Context(t)
+			ended := make(chan error, 1)
+			watch(a, func(point string) {
+				if point == "before address" {
+					go func() { ended <- beside(ctx, a, r) }()
+					await.True(t, "it waits for the device", func() bool { return users(&a.locks.keys, a.locks.shared(r)) > 1 })
+				}
+			})
+			if _, err := a.Add(ctx, next); err != nil {
+				t.Errorf("ADD of the next container: %v", err)
+			}
+			if err := <-ended; err != nil {
+				t.Errorf("beside it: %v", err)
+			}
+		})
 	}
 }

@@ -23,29 +23,40 @@ type locked struct {
 
 // lock waits for the locks of an attachment.
 func (l *locks) lock(ctx context.Context, id ID, w Workload) (locked, error) {
-	return l.lockBy(ctx, id, w, l.keys.lock)
+	return l.lockBy(ctx, recordOf(id, w), l.keys.lock)
 }
 
-// lockBy is lock with how to take each one.
-func (l *locks) lockBy(ctx context.Context, id ID, w Workload, take func(context.Context, string) (func(), error)) (locked, error) {
-	free, err := take(ctx, attachmentLock(id))
-	if err != nil {
-		return locked{}, fmt.Errorf("wait for another call about the container: %w", err)
-	}
-	r, known := l.ledger.get(id)
-	if !known {
-		r = recordOf(id, w)
-	}
-	freeShared, err := take(ctx, l.shared(r))
-	if err != nil {
+// lockBy is lock for an attachment whose record is like r, if there is none, with how to wait for
+// each lock. It waits for neither while it holds the other: who holds that of a device may wait
+// for the attachment of another container of the pod ([locks.lockBeside]).
+func (l *locks) lockBy(ctx context.Context, r record, wait func(context.Context, string) (func(), error)) (locked, error) {
+	for {
+		free, err := wait(ctx, attachmentLock(r.id()))
+		if err != nil {
+			return locked{}, fmt.Errorf("wait for another call about the container: %w", err)
+		}
+		have, _ := l.recorded(r)
+		shared := l.shared(have)
+		if freeShared, ok := l.keys.tryLock(shared); ok {
+			// Whoever took the device over changed the record.
+			have, known := l.recorded(r)
+			return locked{have, known, func() { freeShared(); free() }}, nil
+		}
 		free()
-		return locked{}, fmt.Errorf("wait for another call about device %s: %w", r.Device, err)
+		freeShared, err := wait(ctx, shared)
+		if err != nil {
+			return locked{}, fmt.Errorf("wait for another call about device %s: %w", have.Device, err)
+		}
+		freeShared()
 	}
-	if known {
-		// Whoever took the device over changed the record.
-		r, known = l.ledger.get(id)
+}
+
+// recorded returns the record of an attachment, or r, which is derived, where there is none.
+func (l *locks) recorded(r record) (record, bool) {
+	if have, known := l.ledger.get(r.id()); known {
+		return have, true
 	}
-	return locked{r, known, func() { freeShared(); free() }}, nil
+	return r, false
 }
 
 // tryLock takes the locks of an attachment that has a record, unless another call has
@@ -76,19 +87,24 @@ var errBusy = errors.New("another call is under way")
 // lockBeside takes the locks of an attachment for who has those of another, own, with which it
 // may share a device. It does not wait for who is about another device, who may wait for own's.
 func (l *locks) lockBeside(ctx context.Context, id ID, own record) (locked, error) {
-	attachment, shared := attachmentLock(id), l.shared(own)
-	return l.lockBy(ctx, id, Workload{}, func(ctx context.Context, key string) (func(), error) {
-		switch key {
-		case attachmentLock(own.id()), shared:
-			return func() {}, nil
-		case attachment:
-			return l.keys.lock(ctx, key)
+	free := func() {}
+	if attachment := attachmentLock(id); attachment != attachmentLock(own.id()) {
+		var err error
+		if free, err = l.keys.lock(ctx, attachment); err != nil {
+			return locked{}, fmt.Errorf("wait for another call about the container: %w", err)
 		}
-		if free, ok := l.keys.tryLock(key); ok {
-			return free, nil
-		}
-		return nil, errBusy
-	})
+	}
+	r, known := l.recorded(recordOf(id, Workload{}))
+	shared := l.shared(r)
+	if shared == l.shared(own) {
+		return locked{r, known, free}, nil
+	}
+	freeShared, ok := l.keys.tryLock(shared)
+	if !ok {
+		free()
+		return locked{}, errBusy
+	}
+	return locked{r, known, func() { freeShared(); free() }}, nil
 }
 
 // shared names the lock of what an attachment shares with others. Two have

@@ -350,21 +350,16 @@ var errLater = errors.New("later")
 // completeOne finishes an interrupted release, unless later says, now that no other call is about the
 // attachment, that it waits: the DEL that had the lock says so last.
 func (x *releaser) completeOne(ctx context.Context, id ID, later func(ID) bool) error {
-	// Who asks for the container or its device does not wait for the datastore,
-	// nor for who waits for it with the other lock.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	l, err := x.locks.lockBy(ctx, id, Workload{}, func(ctx context.Context, key string) (func(), error) {
-		free, err := x.locks.keys.await(ctx, key)
-		if err == nil {
-			x.locks.keys.yield(key, cancel)
-		}
-		return free, err
-	})
+	l, err := x.locks.lockBy(ctx, recordOf(id, Workload{}), x.locks.keys.await)
 	if err != nil {
 		return err
 	}
 	defer l.unlock()
+	// Who asks for the container or its device does not wait for the datastore.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	x.locks.keys.yield(attachmentLock(id), cancel)
+	x.locks.keys.yield(x.locks.shared(l.record), cancel)
 	if !l.State.leaving() {
 		x.schedule.done(id)
 		return nil
