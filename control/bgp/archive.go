@@ -19,6 +19,9 @@ func (p Peer) sameButLink(q Peer) bool {
 // archive keeps what an ended session has counted if c has its peer as before but
 // for the link, and reports its end. The caller holds s.mu.
 func (s *Speaker) archive(ss *session, c *Config) {
+	if ss.peer.Interface == "" {
+		return
+	}
 	for _, p := range c.Peers {
 		if p.Name != ss.peer.Name || !p.sameButLink(ss.peer) {
 			continue

@@ -35,10 +35,10 @@ type backend struct {
 	change sync.Mutex // held while peers are changed; guards want
 	want   map[netip.Addr]engine.Peer
 
-	mu     sync.Mutex // guards the rest
-	policy *policy
-	names  map[netip.Addr]Peer // never changed: it is replaced
-	owners *owners             // of what was announced since the policy was made
+	mu     sync.Mutex           // guards the rest
+	policy *policy              // only who changes the backend replaces it, and may read it without mu
+	gone   map[netip.Addr]*Peer // that ran before the policy was made, as they were last. Never changed: it is replaced
+	owners *owners              // of what was announced since the policy was made
 
 	complete func() // says that no peer is awaited any more; nil: none is. Who changes the backend has it
 }
@@ -62,7 +62,7 @@ const restartDeferral = 5 * time.Second
 // startBackend starts an engine with a config's identity, policies and listeners, but
 // without peers or paths.
 func startBackend(ctx context.Context, o SpeakerOptions, q *queue, c *Config, restarting, listen bool) (*backend, error) {
-	b := &backend{out: q, listening: listen, want: map[netip.Addr]engine.Peer{}, names: map[netip.Addr]Peer{}}
+	b := &backend{out: q, listening: listen, want: map[netip.Addr]engine.Peer{}, gone: map[netip.Addr]*Peer{}, policy: &policy{}}
 	var err error
 	b.Engine, err = engine.New(engine.Options{
 		Log: o.Log, AS: c.ASN, RouterID: c.RouterID, Restarting: restarting, Deferral: restartDeferral, LimitPause: limitPause, Call: o.Call,
@@ -70,7 +70,7 @@ func startBackend(ctx context.Context, o SpeakerOptions, q *queue, c *Config, re
 	if err != nil {
 		return nil, fmt.Errorf("start BGP: %w", err)
 	}
-	b.adopt(c)
+	b.adopt(newPolicy(c))
 	b.collectors = newCollectors(b.Engine, o.Log, c)
 	if listen {
 		var at []netip.AddrPort
@@ -89,25 +89,24 @@ func startBackend(ctx context.Context, o SpeakerOptions, q *queue, c *Config, re
 
 func (b *backend) listens() bool { return b.listening }
 
-// adopt makes the judgement that of c.
-func (b *backend) adopt(c *Config) {
-	p, running := newPolicy(c), runningPeers(c)
-	b.mu.Lock()
-	b.policy, b.owners = p, &owners{of: map[netip.Addr]string{}}
-	names := maps.Clone(b.names)
-	for addr, peer := range running {
-		if _, ok := names[addr]; ok {
-			names[addr] = peer
+// adopt makes the judgement that of p.
+func (b *backend) adopt(p *policy) {
+	ended := map[netip.Addr]*Peer{}
+	for id, q := range b.policy.running {
+		if p.running[id] == nil {
+			was := *q // so that it does not keep the list that q is in
+			ended[id] = &was
 		}
 	}
-	b.names = names
+	b.mu.Lock()
+	b.policy, b.owners = p, &owners{of: map[netip.Addr]string{}}
+	if len(ended) > 0 {
+		gone := maps.Clone(b.gone)
+		maps.Copy(gone, ended)
+		b.gone = gone
+	}
 	b.mu.Unlock()
-	b.SetPolicy(judges{p, running})
-}
-
-func (b *backend) setPolicy(_ context.Context, _, c *Config) error {
-	b.adopt(c)
-	return nil
+	b.SetPolicy(p)
 }
 
 func (b *backend) announce(c *Config) error {
@@ -178,11 +177,6 @@ func (r *reader) owner(p netip.Prefix) string {
 func (b *backend) addPeer(_ context.Context, c *Config, p Peer) error {
 	b.change.Lock()
 	defer b.change.Unlock()
-	b.mu.Lock()
-	names := maps.Clone(b.names)
-	names[p.id()] = p
-	b.names = names
-	b.mu.Unlock()
 	b.want[p.id()] = enginePeer(c, p)
 	if err := b.SetPeer(b.want[p.id()]); err != nil {
 		delete(b.want, p.id())
@@ -377,7 +371,7 @@ func (b *backend) tell(events []engine.Event, changes []chosenPaths) {
 // the last path is kept. Not safe for concurrent use.
 type reader struct {
 	policy *policy
-	names  map[netip.Addr]Peer
+	gone   map[netip.Addr]*Peer
 	owners *owners
 	judged judged // scratch
 
@@ -392,7 +386,7 @@ type reader struct {
 
 func (b *backend) reader() *reader {
 	b.mu.Lock()
-	r := &reader{policy: b.policy, names: b.names, owners: b.owners}
+	r := &reader{policy: b.policy, gone: b.gone, owners: b.owners}
 	b.mu.Unlock()
 	r.note = func(p *engine.Path) bool {
 		switch {
@@ -404,6 +398,14 @@ func (b *backend) reader() *reader {
 		return !r.here
 	}
 	return r
+}
+
+// from returns the peer that sent a path; one that is no more, whose paths are about to go, as it was.
+func (r *reader) from(p *engine.Path) *Peer {
+	if q := cmp.Or(r.policy.running[p.Peer], r.gone[p.Peer]); q != nil {
+		return q
+	}
+	return &Peer{}
 }
 
 // hops returns those of paths that peers sent: what it returned last if they are the same.
@@ -420,7 +422,7 @@ func (r *reader) hops(paths iter.Seq[*engine.Path]) []Hop {
 
 func (r *reader) hop(p *engine.Path) Hop {
 	if p.Set != r.set || p.Peer != r.peer || r.set == 0 {
-		from := r.names[p.Peer]
+		from := r.from(p)
 		r.set, r.peer = p.Set, p.Peer
 		r.last = Hop{
 			NextHop: nextHopOf(p, from.ibgp(r.policy.c.ASN)), Peer: from.Name, PeerAddr: p.Peer, IBGP: from.ibgp(r.policy.c.ASN), ASPath: p.PathText(),
@@ -429,9 +431,9 @@ func (r *reader) hop(p *engine.Path) Hop {
 	}
 	h := r.last
 	h.Stale = p.Stale
-	if from := r.names[p.Peer]; from.Filters != "" {
+	if from := r.from(p); from.Filters != "" {
 		r.judged.read(p, from.ibgp(r.policy.c.ASN))
-		h.Named = r.policy.named(from, &r.judged)
+		h.Named = r.policy.named(*from, &r.judged)
 	}
 	return h
 }
@@ -452,43 +454,37 @@ func (j *judged) read(p *engine.Path, ibgp bool) {
 	j.ibgp = ibgp && !j.own
 }
 
-// judges is a policy as the engine asks it.
-type judges struct {
-	*policy
-	running map[netip.Addr]Peer
-}
-
 // Import implements [engine.Policy].
-func (j judges) Import(p engine.Peer) engine.Judge {
-	return j.judge(j.importsOf(j.running[p.Addr]))
+func (p *policy) Import(q engine.Peer) engine.Judge {
+	return judge(p.importsOf(p.peer(q.Addr)))
 }
 
 // Export implements [engine.Policy].
-func (j judges) Export(p engine.Peer) engine.Judge {
-	peer, ok := j.exportsLike(p)
-	if !ok {
+func (p *policy) Export(q engine.Peer) engine.Judge {
+	like := p.exportsLike(q)
+	if like == nil {
 		return func(*engine.Path) engine.Verdict { return engine.Verdict{} } // it is about to go
 	}
-	return j.judge(j.exportsOf(peer))
+	return judge(p.exportsOf(*like))
 }
 
-// exportsLike returns a peer to which the same is to be advertised as to those with p's ExportKey. The peer that the engine
-// asks for may have another key by now, or not be there any more, while others of its update group stay what they are.
-func (j judges) exportsLike(p engine.Peer) (like Peer, ok bool) {
-	same := func(q Peer) bool { return q.exportKey() == p.ExportKey && q.ibgp(j.c.ASN) == (p.AS == p.LocalAS) }
-	like, ok = j.running[p.Addr]
-	if ok && same(like) {
-		return like, true
+// exportsLike returns a peer to which the same is to be advertised as to those with q's ExportKey; nil: there is none. The peer that
+// the engine asks for may have another key by now, or not be there any more, while others of its update group stay what they are.
+func (p *policy) exportsLike(q engine.Peer) *Peer {
+	same := func(r *Peer) bool { return r.exportKey() == q.ExportKey && r.ibgp(p.c.ASN) == (q.AS == q.LocalAS) }
+	like := p.running[q.Addr]
+	if like != nil && same(like) {
+		return like
 	}
-	for _, q := range j.running {
-		if same(q) {
-			return q, true
+	for _, r := range p.running {
+		if same(r) {
+			return r
 		}
 	}
-	return like, ok // to whose new group it goes over
+	return like // to whose new group it goes over
 }
 
-func (j judges) judge(decide func(*judged) verdict) engine.Judge {
+func judge(decide func(*judged) verdict) engine.Judge {
 	var scratch judged // the engine asks one after the other
 	return func(p *engine.Path) engine.Verdict {
 		scratch.read(p, p.Peer.IsValid() && !p.External)
@@ -550,7 +546,7 @@ func (b *backend) routes(ctx context.Context, q Query, fn func([]Route)) error {
 
 // route reads all of a path, for people.
 func (r *reader) route(p *engine.Path) Route {
-	from := r.names[p.Peer]
+	from := r.from(p)
 	out := Route{
 		Prefix: p.Prefix, Since: p.Since, Own: !p.Peer.IsValid(), equal: p.Best || p.Multi, leaving: p.Flags&attrs.GracefulShutdown != 0,
 		origin: p.Summary.Origin, Origin: []string{"IGP", "EGP", "incomplete"}[min(p.Summary.Origin, 2)], length: int(p.PathLen), path: slices.Collect(p.ASPath()),

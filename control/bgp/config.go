@@ -265,6 +265,11 @@ func (c *Config) sameExport(p Peer, d *Config, q Peer) bool {
 		(!p.Reflect || slices.Equal(c.Pools, d.Pools)) && c.sameFilters(p, d, q, true)
 }
 
+// sameRules reports whether equal peers are judged by the same rules in both, but for what is hidden.
+func (c *Config) sameRules(d *Config) bool {
+	return c.Drain == d.Drain && slices.Equal(c.Pools, d.Pools) && reflect.DeepEqual(c.Filters, d.Filters) && reflect.DeepEqual(c.Links, d.Links)
+}
+
 // sameFilters reports whether a peer's filters of a direction are the same in
 // both.
 func (c *Config) sameFilters(p Peer, d *Config, q Peer, export bool) bool {

@@ -19,12 +19,12 @@ const dumpPart = 256 << 10
 // valid until write returns.
 func (s *Speaker) Dump(ctx context.Context, received bool, write func([]byte) error) error {
 	s.mu.Lock()
-	e, cfg := s.engine, s.cfg
+	e, p := s.engine, s.policy
 	s.mu.Unlock()
 	if e == nil {
 		return nil
 	}
-	return e.dump(ctx, &cfg, received, write)
+	return e.dump(ctx, p, received, write)
 }
 
 // Dump hands over the table as [Speaker.Dump] does.
@@ -32,15 +32,14 @@ func (c *Controller) Dump(ctx context.Context, received bool, write func([]byte)
 	return c.speaker.Dump(ctx, received, write)
 }
 
-func (b *backend) dump(ctx context.Context, c *Config, received bool, write func([]byte) error) error {
-	router := c.RouterID.As4()
+func (b *backend) dump(ctx context.Context, by *policy, received bool, write func([]byte) error) error {
+	router := by.c.RouterID.As4()
 	id := binary.BigEndian.Uint32(router[:])
-	list := []mrt.Peer{{ID: id, Addr: netip.IPv4Unspecified(), AS: c.ASN}} // what begins here
+	list := []mrt.Peer{{ID: id, Addr: netip.IPv4Unspecified(), AS: by.c.ASN}} // what begins here
 	number := map[netip.Addr]int{{}: 0}
-	peers := runningPeers(c)
 	for _, p := range b.Peers() {
 		number[p.Addr] = len(list)
-		list = append(list, mrt.Peer{ID: p.RouterID, Addr: engine.Remote(p.Addr).WithZone(""), AS: peers[p.Addr].ASN})
+		list = append(list, mrt.Peer{ID: p.RouterID, Addr: engine.Remote(p.Addr).WithZone(""), AS: by.peer(p.Addr).ASN})
 	}
 	d := mrt.NewDump(time.Now())
 	out, err := d.Peers(nil, id, "", list)

@@ -92,6 +92,7 @@ func (v verdict) reason() string {
 // in, which are passed on, and what changes of them. It is never changed.
 type policy struct {
 	c                            *Config
+	running                      map[netip.Addr]*Peer // of c, by what the engine knows them by
 	pools, own, borrowed, hidden *bart.Lite
 	martians                     *bart.Lite
 	imports, exports             map[policyKey][wire.Families][]rule
@@ -107,15 +108,28 @@ func newPolicy(c *Config) *policy {
 	p := &policy{
 		c: c, pools: tableOf(c.Pools), own: tableOf(c.Own), borrowed: tableOf(c.Borrowed), hidden: tableOf(c.Hidden), martians: tableOf(martianRanges()),
 		imports: map[policyKey][wire.Families][]rule{}, exports: map[policyKey][wire.Families][]rule{},
+		running: make(map[netip.Addr]*Peer, len(c.Peers)),
 	}
-	for _, q := range c.Peers {
-		k := c.keyOf(q)
-		if _, ok := p.imports[k]; ok || !q.runs() {
+	for i := range c.Peers {
+		q := &c.Peers[i]
+		if !q.runs() {
 			continue
 		}
-		p.imports[k], p.exports[k] = c.rulesOf(q, false), c.rulesOf(q, true)
+		p.running[q.id()] = q
+		k := c.keyOf(*q)
+		if _, ok := p.imports[k]; !ok {
+			p.imports[k], p.exports[k] = c.rulesOf(*q, false), c.rulesOf(*q, true)
+		}
 	}
 	return p
+}
+
+// peer returns a peer that runs; the zero value if none does.
+func (p *policy) peer(id netip.Addr) Peer {
+	if q := p.running[id]; q != nil {
+		return *q
+	}
+	return Peer{}
 }
 
 func (c *Config) keyOf(p Peer) policyKey { return policyKey{p.Filters, p.ibgp(c.ASN)} }

@@ -95,7 +95,7 @@ func TestTaken(t *testing.T) {
 // core, without an object for each prefix.
 func TestReaderAllocations(t *testing.T) {
 	tor := netip.MustParseAddr("10.0.0.1")
-	b := &backend{policy: newPolicy(&Config{ASN: 64512}), names: map[netip.Addr]Peer{tor: {Name: "tor", Addr: tor, ASN: 65001}}}
+	b := &backend{policy: newPolicy(&Config{ASN: 64512, Peers: []Peer{{Name: "tor", Addr: tor, ASN: 65001}}})}
 	sets := attrs.NewTable()
 	var all [2]attrs.Handle // which differ in MED
 	for i := range all {

@@ -1,7 +1,6 @@
 package bgp
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"net/netip"
@@ -10,27 +9,16 @@ import (
 	"github.com/routerd/routerd/control/bgp/engine"
 )
 
-// rejudge has looked at again what c judges otherwise than old.
-func (b *backend) rejudge(_ context.Context, old, c *Config) error {
+// rejudge has the engine judge again what now judges otherwise than old did, of which ran are the peers that ran.
+func (b *backend) rejudge(old *Config, ran map[netip.Addr]*Peer, now *policy) error {
 	b.change.Lock()
 	defer b.change.Unlock()
-	was := runningPeers(old)
-	var in, out []netip.Addr
+	c := now.c
+	in, out, others := moved(old, ran, now)
 	var errs []error
-	hidden := hiddenMoves(old, c)
-	for addr, p := range runningPeers(c) {
-		before, known := was[addr]
-		if !known {
-			continue
-		}
-		if before.PoolsOnly != p.PoolsOnly || !old.sameFilters(before, c, p, false) {
-			in = append(in, addr)
-		}
-		if !old.sameExport(before, c, p) || hidden {
-			out = append(out, addr)
-		}
-		if w := enginePeer(c, p); b.want[addr] != w {
-			b.want[addr] = w // what is live of it
+	for _, p := range others {
+		if w := enginePeer(c, *p); b.want[p.id()] != w {
+			b.want[p.id()] = w // what is live of it
 			errs = append(errs, b.SetPeer(w))
 		}
 	}
@@ -54,6 +42,30 @@ func (b *backend) rejudge(_ context.Context, old, c *Config) error {
 	return errors.Join(errs...)
 }
 
+// moved returns, of the peers that ran by old and run by now, those whose import and those whose export it judges otherwise, and those
+// that have other settings. While the rules are the same, all that it does for a peer that is the same is to compare it.
+func moved(old *Config, ran map[netip.Addr]*Peer, now *policy) (in, out []netip.Addr, others []*Peer) {
+	c, hidden := now.c, hiddenMoves(old, now.c)
+	stay := !hidden && old.sameRules(c)
+	for id, p := range now.running {
+		before := ran[id]
+		same := before != nil && *before == *p
+		if before == nil || same && stay {
+			continue
+		}
+		if before.PoolsOnly != p.PoolsOnly || !old.sameFilters(*before, c, *p, false) {
+			in = append(in, id)
+		}
+		if !old.sameExport(*before, c, *p) || hidden {
+			out = append(out, id)
+		}
+		if !same {
+			others = append(others, p)
+		}
+	}
+	return in, out, others
+}
+
 // hiddenMoves reports whether something that was announced and stays so came
 // into what is hidden, or left it; what is new is judged when it is announced.
 func hiddenMoves(old, c *Config) bool {
@@ -67,16 +79,6 @@ func hiddenMoves(old, c *Config) bool {
 		before[p] = true
 	}
 	return slices.ContainsFunc(c.Announce, func(p netip.Prefix) bool { return before[p] && inAny(moved, p) })
-}
-
-func runningPeers(c *Config) map[netip.Addr]Peer {
-	out := make(map[netip.Addr]Peer, len(c.Peers))
-	for _, p := range c.Peers {
-		if p.runs() {
-			out[p.id()] = p
-		}
-	}
-	return out
 }
 
 // difference returns what only b has and what only a has.

@@ -1,11 +1,22 @@
 package bgp
 
 import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	"github.com/routerd/routerd/control/bgp/engine"
+	"github.com/routerd/routerd/store"
 )
 
 // TestJudgedAgain changes what import goes by, and looks at which routes are let in
@@ -99,4 +110,147 @@ func TestOwnAddressIsNoNextHop(t *testing.T) {
 			here.waitPath("2001:db8:1::/64")
 		}
 	}
+}
+
+// TestApplyAsAnew: whatever changes, and in whichever steps, what the speaker and its engine have of the peers, and whose
+// paths are judged again, is what follows from the configurations alone.
+func TestApplyAsAnew(t *testing.T) {
+	t.Parallel()
+	base, err := Desired(view(t, bgpNode(t, "node1", "10.1.0.11/24")), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base.ListenPort, base.ListenAddrs, base.Peers, base.Announce = 0, nil, nil, prefixes("10.3.0.0/24")
+	addr := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, 0, byte(i)}) }
+	rapid.Check(t, func(rt *rapid.T) {
+		one := func(what string, of ...string) string { return rapid.SampledFrom(of).Draw(rt, what) }
+		seldom := func(what string) bool { return rapid.IntRange(0, 5).Draw(rt, what) == 0 }
+		drawPeer := func(i int) Peer {
+			p := Peer{Name: one("name", "p", "p", "q"), Type: PeerMesh, Addr: addr(i), ASN: 64512, Passive: true, PoolsOnly: seldom("node"), HoldTime: 90 * time.Second, Filters: one("filters", "", "f", "f,g")}
+			if seldom("hold") {
+				p.HoldTime = time.Minute
+			}
+			if seldom("limit") {
+				p.MaxPrefixes = 7
+			}
+			if seldom("problem") {
+				p.Problem = "it is wrong"
+			}
+			if seldom("self") {
+				p.NextHopMode = NextHopSelf
+			}
+			p.Reflect, p.Beside = seldom("reflect"), seldom("beside")
+			if p.Beside {
+				p.Port = 1790
+			}
+			return p
+		}
+		drawFilter := func(name string) Filter {
+			r := FilterRule{Max: 32, Accept: seldom(name + " accepts"), Interface: one(name+" device", "", "", "eth*")}
+			f := Filter{Import4: []FilterRule{r}, Export4: []FilterRule{r}}
+			if seldom(name + " import") {
+				f.Export4 = nil
+			}
+			return f
+		}
+		s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.DiscardHandler)})
+		defer func() {
+			if err := s.Stop(context.WithoutCancel(t.Context()), false); err != nil {
+				rt.Error(err)
+			}
+		}()
+		peers := map[int]Peer{}
+		c := base
+		c.Filters = map[string]Filter{"f": drawFilter("f"), "g": drawFilter("g")}
+		ran := map[netip.Addr]Peer{} // who has run since the engine was started
+		for range rapid.IntRange(1, 8).Draw(rt, "steps") {
+			old, fresh := c, s.engine == nil
+			was := s.policy
+			for range rapid.IntRange(0, 2).Draw(rt, "changes") {
+				i := rapid.IntRange(1, 5).Draw(rt, "peer")
+				if delete(peers, i); !seldom("gone") {
+					peers[i] = drawPeer(i)
+				}
+			}
+			switch rapid.IntRange(0, 8).Draw(rt, "other") {
+			case 1:
+				c.Filters = maps.Clone(c.Filters)
+				c.Filters["g"] = drawFilter("g")
+			case 2:
+				c.Pools = prefixes(one("pool", "10.0.0.0/8", "11.0.0.0/8"))
+			case 3:
+				c.Drain = store.Drain(one("drain", "", string(store.DrainShift), string(store.DrainWithdrawn)))
+			case 4:
+				c.Links = map[string][]netip.Prefix{"eth0": prefixes(one("link", "10.9.0.0/24", "10.8.0.0/24"))}
+			case 5:
+				c.Hidden = prefixes(one("hidden", "10.3.0.0/16", "10.4.0.0/16"))
+			case 6:
+				c.ASN, fresh = c.ASN^1, true
+			}
+			c.Peers = nil
+			for _, i := range slices.Sorted(maps.Keys(peers)) {
+				c.Peers = append(c.Peers, peers[i])
+			}
+			if err := s.Apply(t.Context(), c); err != nil {
+				rt.Fatal(err)
+			}
+
+			if fresh {
+				clear(ran)
+			}
+			running, settings := map[netip.Addr]Peer{}, map[netip.Addr]engine.Peer{}
+			for _, p := range c.Peers {
+				if p.runs() {
+					running[p.id()], settings[p.id()], ran[p.id()] = p, enginePeer(&c, p), p
+				}
+			}
+			configured := map[netip.Addr]engine.Peer{}
+			for _, p := range s.engine.Configured() {
+				configured[p.Addr] = p
+			}
+			if !maps.Equal(configured, settings) || !maps.Equal(s.engine.want, settings) {
+				rt.Fatalf("the engine has %v, and is to have %v; want %v", configured, s.engine.want, settings)
+			}
+			have := map[netip.Addr]Peer{}
+			for id, ss := range s.sessions {
+				have[id] = ss.peer
+			}
+			if !maps.Equal(have, running) {
+				rt.Fatalf("sessions with %v, want %v", have, running)
+			}
+			if s.policy != s.engine.policy || !reflect.DeepEqual(s.policy.imports, newPolicy(&c).imports) {
+				rt.Fatal("another policy than the configuration's")
+			}
+			for i := range 6 {
+				for _, id := range []netip.Addr{addr(i), engine.Identity(addr(i), 1790)} {
+					if got, judged := *s.engine.reader().from(&engine.Path{Peer: id}), s.policy.peer(id); got != ran[id] || judged != running[id] {
+						rt.Fatalf("a path is from %v, and judged as from %v; want %v and %v", got, judged, ran[id], running[id])
+					}
+				}
+			}
+			if fresh {
+				continue
+			}
+			var in, out []netip.Addr
+			for id, p := range running {
+				before := was.peer(id)
+				if before == (Peer{}) {
+					continue
+				}
+				if before.PoolsOnly != p.PoolsOnly || !old.sameFilters(before, &c, p, false) {
+					in = append(in, id)
+				}
+				if !old.sameExport(before, &c, p) || hiddenMoves(&old, &c) {
+					out = append(out, id)
+				}
+			}
+			gotIn, gotOut, _ := moved(&old, was.running, s.policy)
+			for _, l := range [][]netip.Addr{in, out, gotIn, gotOut} {
+				slices.SortFunc(l, netip.Addr.Compare)
+			}
+			if !slices.Equal(in, gotIn) || !slices.Equal(out, gotOut) {
+				rt.Fatalf("judged again are import of %v and export to %v, want %v and %v", gotIn, gotOut, in, out)
+			}
+		}
+	})
 }

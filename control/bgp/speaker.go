@@ -163,8 +163,8 @@ func (s *Speaker) start(ctx context.Context, c *Config, restarting bool, listenE
 	e.collectors.retry = cmp.Or(s.opts.collectorRetry, bmp.DefaultRetry)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.engine, s.policy = e, newPolicy(c) // by which the engine judges from now on, and queries explain it
-	s.deadline = time.Time{}             // change sets it when the peers are there
+	s.engine, s.policy = e, e.policy // by which the engine judges from now on, and queries explain it
+	s.deadline = time.Time{}         // change sets it when the peers are there
 	s.log.Info("bgp speaker started", "asn", c.ASN, "router_id", c.RouterID, "listen", e.listens(), "port", c.ListenPort)
 	return e, listenErr, nil
 }
@@ -260,25 +260,22 @@ func fold(list []netip.Prefix, late map[netip.Prefix]bool) []netip.Prefix {
 // change brings the backend from old to c.
 func (s *Speaker) change(ctx context.Context, e *backend, old, c *Config, fresh bool) error {
 	defer e.Incomplete()() // peers are added one by one
-	if !fresh {
-		if err := e.setPolicy(ctx, old, c); err != nil {
-			// Better to go on with the old judgement than to add peers that are
-			// judged wrongly.
-			return err
-		}
+	before := e.policy
+	if !fresh { // it begins with c's
+		e.adopt(newPolicy(c))
 	}
 	e.collectors.set(c.Collectors)
 	s.mu.Lock()
 	settling := fresh || !s.deadline.IsZero()
 	s.mu.Unlock()
-	errs := []error{e.announce(c), s.changePeers(ctx, e, c, settling)}
+	errs := []error{e.announce(c), s.changePeers(ctx, e, settling)}
 	if !fresh {
-		errs = append(errs, e.rejudge(ctx, old, c))
+		errs = append(errs, e.rejudge(old, before.running, e.policy))
 	}
 	e.await(slices.ContainsFunc(c.Peers, Peer.awaited))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cfg, s.policy, s.late = *c, newPolicy(c), nil
+	s.cfg, s.policy, s.late = *c, e.policy, nil
 	s.reach(c, fresh)
 	if fresh {
 		limit := s.opts.SyncTimeout
@@ -315,20 +312,24 @@ func (p Peer) key() string { return p.Name + "\x00" + cmp.Or(p.Problem, p.Waitin
 
 // changePeers deletes sessions that are gone or have other settings, and adds
 // those that are new or were deleted for it.
-func (s *Speaker) changePeers(ctx context.Context, e *backend, c *Config, settling bool) error {
-	want := runningPeers(c)
+func (s *Speaker) changePeers(ctx context.Context, e *backend, settling bool) error {
+	c := e.policy.c
 	var gone []netip.Addr
 	var signed []Peer
 	s.mu.Lock()
 	for addr, ss := range s.sessions {
-		p, ok := want[addr]
-		if again := !ss.limited.IsZero() && p.MaxPrefixes != ss.peer.MaxPrefixes; !ok || again || !p.sameSession(ss.peer) {
+		p := e.policy.running[addr]
+		switch {
+		case p == nil:
 			gone = append(gone, addr)
-		} else {
+		case *p == ss.peer:
+		case !ss.limited.IsZero() && p.MaxPrefixes != ss.peer.MaxPrefixes || !p.sameSession(ss.peer):
+			gone = append(gone, addr)
+		default:
 			if p.auth() != ss.peer.auth() || p.Others != ss.peer.Others {
-				signed = append(signed, p)
+				signed = append(signed, *p)
 			}
-			ss.peer = p
+			ss.peer = *p
 		}
 	}
 	s.mu.Unlock()

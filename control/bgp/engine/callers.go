@@ -55,6 +55,9 @@ func (e *Engine) SetRanges(ranges map[netip.Prefix]conn.Auth) error {
 	if e.stopped {
 		return ErrStopped
 	}
+	if maps.Equal(e.ranges, ranges) { // what failed is not in them
+		return nil
+	}
 	var errs []error
 	own, had := e.ownKeys(), e.ranges
 	e.ranges = maps.Clone(ranges)

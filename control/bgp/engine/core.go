@@ -36,7 +36,7 @@ type core struct {
 type peer struct {
 	config   Peer
 	number   rib.Peer
-	judge    Judge // of what it announces; nil: all is accepted
+	judge    Judge // of what it announces, by the policy as it is now; nil: not made yet, or all is accepted
 	localAS  uint32
 	external bool
 	removed  bool // from the configuration: what it announced is going
@@ -109,7 +109,7 @@ func (c *core) ordered() []*peer {
 }
 
 func (c *core) addPeer(config Peer) *peer {
-	p := &peer{config: config, localAS: c.options.localAS(&config), judge: c.inbound.policy(config)}
+	p := &peer{config: config, localAS: c.options.localAS(&config)}
 	p.external = config.AS != p.localAS
 	p.number = c.table.add(p, p.info())
 	c.peers[config.Addr] = p
@@ -121,7 +121,7 @@ func (c *core) addPeer(config Peer) *peer {
 func (c *core) changePeer(p *peer, config Peer) {
 	was := p.config
 	p.config = config
-	p.judge = c.inbound.policy(config)
+	p.judge = nil
 	c.table.rib.SetPeer(p.number, p.info())
 	if p.member != nil {
 		c.groups.move(p)
@@ -203,13 +203,15 @@ func (c *core) update(list []Origin, gone []netip.Prefix) {
 // setPolicy judges what comes from now on by another policy.
 func (c *core) setPolicy(p Policy) {
 	c.inbound.policy, c.groups.policy = p.Import, p.Export
+	last := map[*updates]*peer{} // of each group, by address
 	for _, q := range c.peers {
-		q.judge = p.Import(q.config)
-	}
-	for _, q := range c.ordered() {
-		if u := cmp.Or(q.moving, q.updates); u != nil {
-			u.of = q.config
+		q.judge = nil
+		if u := cmp.Or(q.moving, q.updates); u != nil && (last[u] == nil || last[u].config.Addr.Less(q.config.Addr)) {
+			last[u] = q
 		}
+	}
+	for u, q := range last {
+		u.of = q.config
 	}
 	for _, u := range c.groups.list {
 		u.judge = p.Export(u.of)

@@ -104,8 +104,8 @@ func (i *inbound) accept(p *peer, list wire.NLRI, attributes, hop []byte) *wire.
 	looped := i.looped(p, raw)
 	for prefix, ok := list.Next(); ok; prefix, ok = list.Next() {
 		set, usable := raw, !looped
-		if usable && p.judge != nil {
-			set, usable = i.table.judge(p, prefix, raw)
+		if usable {
+			set, usable = i.judge(p, prefix, raw)
 		}
 		kept := i.table.rib.Announce(p.number, prefix, set, usable)
 		if set != raw {
@@ -197,13 +197,34 @@ func (c *core) receiveRefresh(p *peer, body []byte) *wire.Error {
 	return nil
 }
 
+// judge has the policy judge a path of a peer. The set that it returns, if it is not raw,
+// has a reference for the caller.
+func (i *inbound) judge(p *peer, prefix wire.Prefix, raw attrs.Handle) (set attrs.Handle, usable bool) {
+	if p.judge == nil { // most peers have nothing to be judged between two policies
+		p.judge = i.policy(p.config)
+	}
+	if p.judge == nil {
+		return raw, true
+	}
+	t := i.table
+	t.path = Path{Prefix: prefix.Netip(), Peer: p.config.Addr, RouterID: p.open.ID, External: p.external, Set: raw, View: t.sets.View(raw)}
+	v := p.judge(&t.path)
+	if !v.Accept {
+		return raw, false
+	}
+	if v.Edit == nil {
+		return raw, true
+	}
+	return t.sets.Derive(raw, &attrs.Change{Edit: v.Edit}), true
+}
+
 // rewritten is what a path of the table is to be by the policy as it is now.
 func (i *inbound) rewritten(p *peer, prefix wire.Prefix, old rib.Path) (set attrs.Handle, usable bool) {
 	raw := i.table.sets.Base(old.Set)
 	i.table.sets.Retain(raw)
 	set, usable = raw, !i.looped(p, raw)
-	if usable && p.judge != nil {
-		if set, usable = i.table.judge(p, prefix, raw); set != raw {
+	if usable {
+		if set, usable = i.judge(p, prefix, raw); set != raw {
 			i.table.sets.Release(raw)
 		}
 	}

@@ -61,20 +61,6 @@ func (t *table) pathOf(prefix wire.Prefix, p rib.Path) Path {
 	return out
 }
 
-// judge has the policy judge a path of a peer. The set that it returns, if it is not raw,
-// has a reference for the caller.
-func (t *table) judge(p *peer, prefix wire.Prefix, raw attrs.Handle) (set attrs.Handle, usable bool) {
-	t.path = Path{Prefix: prefix.Netip(), Peer: p.config.Addr, RouterID: p.open.ID, External: p.external, Set: raw, View: t.sets.View(raw)}
-	v := p.judge(&t.path)
-	if !v.Accept {
-		return raw, false
-	}
-	if v.Edit == nil {
-		return raw, true
-	}
-	return t.sets.Derive(raw, &attrs.Change{Edit: v.Edit}), true
-}
-
 // tagStale returns a set with the community LLGR_STALE (RFC 9494).
 func (t *table) tagStale(set attrs.Handle) attrs.Handle {
 	return t.sets.Derive(set, &attrs.Change{Communities: []uint32{llgrStale}})
