@@ -241,7 +241,7 @@ func (p *Policy) Waiting() error {
 	return errRulesToCome
 }
 
-// Err says why the policy in the datastore is not enforced.
+// Err says why policy is not enforced as the datastore has it.
 func (p *Policy) Err() error {
 	switch {
 	case p.unable != nil:
