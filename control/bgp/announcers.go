@@ -36,7 +36,7 @@ func (v *View) announcers(of store.Key, a netip.Addr) []Announcer {
 		case n.labels[excludeLabel] == "true":
 			r.Why = "its label " + excludeLabel + " keeps Services' addresses off it"
 		case name == v.self && v.held[a]:
-			r.Why = "it comes and goes, and is held back for now"
+			r.Why = "it is flapping, and is held back for now"
 		default:
 			r = v.services.Reach(name, of, a)
 		}

@@ -85,7 +85,7 @@ func bfdInfo(s bfd.Status) string {
 	case s.Failed:
 		return fmt.Sprintf("%v: %v", s.State, s.Diagnostic)
 	case s.Received == 0:
-		return fmt.Sprintf("%v: nothing was received; the peer has to have BFD too", s.State)
+		return fmt.Sprintf("%v: nothing was received; enable BFD on the peer too", s.State)
 	}
 	return s.State.String()
 }
@@ -121,7 +121,7 @@ func (w *watchdog) run(ctx context.Context) {
 			return
 		case peer := <-w.down:
 			if err := w.unreachable(peer); err != nil {
-				w.log.Warn("a peer that BFD does not reach keeps its session", "peer", peer, "error", err)
+				w.log.Warn("a peer unreachable by BFD keeps its session", "peer", peer, "error", err)
 			}
 		}
 	}
@@ -134,7 +134,7 @@ func (w *watchdog) changed(s bfd.Status) {
 		select {
 		case w.down <- s.Key.Remote:
 		default:
-			w.log.Error("too many peers are not reached at once; this one is left to its hold time", "peer", s.Key.Remote)
+			w.log.Error("too many peers are unreachable at once; this one is left to its hold time", "peer", s.Key.Remote)
 		}
 	}
 }

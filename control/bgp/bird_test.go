@@ -191,7 +191,7 @@ func TestBIRDHoldTimer(t *testing.T) {
 	if err := b.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	r.waitInfo(h[1], "hold timer expired: nothing was heard from the peer")
+	r.waitInfo(h[1], "hold timer expired: nothing was received from the peer")
 	if err := b.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}

@@ -78,7 +78,7 @@ func (b *ClusterKey) Run(ctx context.Context) error {
 		return b.without()
 	}
 	if err := b.c.CanSign(); err != nil {
-		b.c.Log.Warn("bgp sessions with other nodes go without the cluster's key", "error", err)
+		b.c.Log.Warn("bgp sessions with other nodes are not signed", "error", err)
 		b.c.Use(WithoutKeys(fmt.Sprintf("this kernel cannot sign: %v", err)))
 		return b.without()
 	}
@@ -102,7 +102,7 @@ func (b *ClusterKey) Run(ctx context.Context) error {
 			continue
 		case !failing && ctx.Err() == nil:
 			failing = true
-			b.c.Log.Warn("the cluster's bgp key cannot be read; what was known stays in use", "error", err)
+			b.c.Log.Warn("the cluster's bgp key cannot be read; the last known key stays in use", "error", err)
 			if !b.known {
 				b.c.Use(WithoutKeys(err.Error()))
 				b.c.Publish(nil) // the previous run may have had one
@@ -117,7 +117,7 @@ func (b *ClusterKey) Run(ctx context.Context) error {
 func (b *ClusterKey) without() error {
 	b.c.Publish(nil)
 	if err := b.keep(nil); err != nil {
-		b.c.Log.Warn("a key of bgp stays on disk that this host does not use", "error", err)
+		b.c.Log.Warn("an unused bgp key stays on disk", "error", err)
 	}
 	return nil
 }
@@ -159,7 +159,7 @@ func (b *ClusterKey) read(ctx context.Context) error {
 
 // useKey has a key used and published; nil: the cluster has none.
 func (b *ClusterKey) useKey(k *store.Secret) Keyring {
-	ring := WithoutKeys("the cluster has no key: routerctl bgp key rotate makes one")
+	ring := WithoutKeys("the cluster has no key: create one with routerctl bgp key rotate")
 	if k != nil {
 		ring = NewKeyring(k)
 	}

@@ -120,7 +120,7 @@ func TestFollowClusterKey(t *testing.T) {
 	await.Until(t, "the log says that the datastore is away", func() error {
 		away.mu.Lock()
 		defer away.mu.Unlock()
-		if !strings.Contains(away.log.String(), "what was known stays in use") {
+		if !strings.Contains(away.log.String(), "the last known key stays in use") {
 			return errors.New(away.log.String())
 		}
 		return nil

@@ -51,7 +51,7 @@ func (n newerConf) unused(name string) []string {
 		switch {
 		case f.val == nil:
 		case name != "default":
-			l = append(l, fmt.Sprintf("BGPConfiguration %s: %s counts in the one named default only", name, f.field))
+			l = append(l, fmt.Sprintf("BGPConfiguration %s: %s has an effect only in the one named default", name, f.field))
 		case preferenceOf(f.val) == 0:
 			l = append(l, fmt.Sprintf("BGPConfiguration %s: %s is %d: want 1 to %d; it is taken as 1024", name, f.field, *f.val, maxPriority))
 		}

@@ -161,10 +161,10 @@ func New(opts Options) *Controller {
 	var err error
 	c.injected, err = inject.New(inject.Options{MaxRoutes: opts.Inject.MaxRoutes, File: opts.Inject.File, Changed: c.takeInjected})
 	if err != nil {
-		c.log.Warn("routes that were injected before the restart are not announced until their owners come again", "error", err)
+		c.log.Warn("routes injected before the restart are not announced until their owners add them again", "error", err)
 	}
 	if err := c.loadCallers(); err != nil {
-		c.log.Warn("neighbours that had connected from a range before the restart are not waited for", "error", err)
+		c.log.Warn("the restart does not wait for neighbours that had connected from a range", "error", err)
 	}
 	c.view.injection = injection{allow: opts.Inject.Allow, limit: opts.Inject.MaxRoutes, routes: c.injected.List()}
 	if opts.BFD != nil {

@@ -83,7 +83,7 @@ func (d drops) farther(hops uint8) string {
 	if hops == 0 || d.far == 0 {
 		return ""
 	}
-	return fmt.Sprintf("TTL security suspected: %d segments came from further away than %d hops: does the peer have ttl security too?", d.far, hops)
+	return fmt.Sprintf("TTL security suspected: %d segments came from further away than %d hops: does the peer have TTL security too?", d.far, hops)
 }
 
 // suspicion says what the drops mean for a session with or without a password or keys;

@@ -113,7 +113,7 @@ func (d *derivation) withNode(name string, s peerSpec, reverse bool, other strin
 	case d.isSelf(addr):
 		p.Problem = fmt.Sprintf("node %s has the address of this node, %s: give one of the two another spec.bgp.%s", other, addr, addressField(addr))
 	case p.Problem == "" && d.bothShow(s, other):
-		p.Problem = fmt.Sprintf("spec.localASNumber %d: the BGPPeer is for this node and for node %s and selects both as peers, so that each would show this AS and expect another: let no two nodes be on both sides", *s.LocalASNumber, other)
+		p.Problem = fmt.Sprintf("spec.localASNumber %d: the BGPPeer applies to this node and to node %s and selects both as peers, so each would use this AS and expect another of its peer: select each node on one side only", *s.LocalASNumber, other)
 	}
 	return p
 }
@@ -309,9 +309,9 @@ func (d *derivation) problem(p Peer, s peerSpec) string {
 	case p.linkProblem(s) != "":
 		return p.linkProblem(s)
 	case p.Interface == "" && !d.ipTo(p.at()).IsValid():
-		return fmt.Sprintf("%s: this node has no address of its family to speak from; give it a spec.bgp.%s", p.field(), addressField(p.at()))
+		return fmt.Sprintf("%s: this node has no address of its family as source; give it a spec.bgp.%s", p.field(), addressField(p.at()))
 	case p.Interface == "" && (p.Addr.IsLinkLocalUnicast() || p.Addr.Zone() != "" || p.Addr.Is4In6()):
-		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local: it says on no link where the peer is; annotation %s names the link's device", p.Addr, store.AnnotationPeerInterface)
+		return fmt.Sprintf("spec.peerIP %s: want a plain address that is not link-local, which does not tell the link; annotation %s names the link's device", p.Addr, store.AnnotationPeerInterface)
 	case p.Local && d.v.injection.limit == 0:
 		return fmt.Sprintf("spec.peerIP %s: programs on this host may not inject routes (bgp.inject.maxRoutes is 0)", p.Addr)
 	case p.Local && s.ReachableBy != "":

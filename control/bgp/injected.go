@@ -64,7 +64,7 @@ func (c *Config) refusesInjection(p netip.Prefix) string {
 	case inAny(martianRanges(), p):
 		return verdict{why: whyMartian}.reason()
 	case p.Bits() == 0 && !slices.Contains(c.InjectAllow, p):
-		return "the default route: only bgp.inject.allow that names exactly it lets it in"
+		return "the default route: it is accepted only if bgp.inject.allow lists exactly it"
 	case len(c.InjectAllow) > 0 && !slices.ContainsFunc(c.InjectAllow, within):
 		return "outside bgp.inject.allow"
 	}
@@ -74,7 +74,7 @@ func (c *Config) refusesInjection(p netip.Prefix) string {
 	for _, pool := range c.Pools {
 		named := func(q netip.Prefix) bool { return within(q) && q.Bits() >= pool.Bits() }
 		if within(pool) && !slices.ContainsFunc(c.InjectAllow, named) {
-			return fmt.Sprintf("inside the pool %s, whose addresses IPAM gives to hosts: only bgp.inject.allow that names a part of the pool lets it in", pool)
+			return fmt.Sprintf("inside the pool %s, whose addresses IPAM assigns: it is accepted only if bgp.inject.allow lists a part of the pool", pool)
 		}
 	}
 	return ""

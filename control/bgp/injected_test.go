@@ -23,12 +23,12 @@ func TestRefusesInjection(t *testing.T) {
 		{"10.0.0.0/8", "", ""},
 		{"10.1.0.12/32", "", "the address of node node2"},
 		{"10.1.0.12/32", "10.1.0.12/32", "the address of node node2"},
-		{"192.168.7.0/24", "", "inside the pool 192.168.0.0/16, whose addresses IPAM gives to hosts: only bgp.inject.allow that names a part of the pool lets it in"},
+		{"192.168.7.0/24", "", "inside the pool 192.168.0.0/16, whose addresses IPAM assigns: it is accepted only if bgp.inject.allow lists a part of the pool"},
 		{"192.168.0.0/16", "", "inside the pool 192.168.0.0/16"},
 		{"192.168.7.0/24", "192.0.0.0/8", "inside the pool 192.168.0.0/16"},
 		{"192.168.7.0/24", "192.168.7.0/24", ""},
 		{"192.168.8.0/24", "192.168.7.0/24", "outside bgp.inject.allow"},
-		{"0.0.0.0/0", "", "the default route: only bgp.inject.allow that names exactly it lets it in"},
+		{"0.0.0.0/0", "", "the default route: it is accepted only if bgp.inject.allow lists exactly it"},
 		{"0.0.0.0/0", "0.0.0.0/0", ""},
 		{"127.0.0.1/32", "0.0.0.0/0", "loopback"},
 		{"fe80::/64", "", "link-local"},
@@ -182,7 +182,7 @@ func TestLocalPeer(t *testing.T) {
 			})
 			want := map[string]string{
 				"203.0.113.7/32": "accepted ", "10.9.0.0/16": "filtered BGPFilter f: importV4[0] rejects it",
-				"192.168.9.0/24": "filtered inside the pool 192.168.0.0/16, whose addresses IPAM gives to hosts: only bgp.inject.allow that names a part of the pool lets it in; it may not be injected",
+				"192.168.9.0/24": "filtered inside the pool 192.168.0.0/16, whose addresses IPAM assigns: it is accepted only if bgp.inject.allow lists a part of the pool; it may not be injected",
 			}
 			if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
 				t.Errorf("received %v, %v\nwant %v", got, err, want)

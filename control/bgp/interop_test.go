@@ -596,7 +596,7 @@ func TestPrefixLimit(t *testing.T) {
 			t.Errorf("at the limit: %+v", st)
 		}
 		o.announce("203.0.113.0/25", "198.51.100.0/24", "192.0.2.0/25", "192.0.2.128/25")
-		st := r.waitInfo(h[1], "the peer announced more than 2 prefixes: have it announce less, or raise the BGPPeer's annotation routerd.io/maxPrefixes; tried again after 5m0s")
+		st := r.waitInfo(h[1], "the peer announced more than 2 prefixes: have it announce fewer, or raise the BGPPeer's annotation routerd.io/maxPrefixes; tried again after 5m0s")
 		if st.State == StateUp {
 			t.Errorf("state %+v", st)
 		}
@@ -618,7 +618,7 @@ func TestMeshLimit(t *testing.T) {
 	r.apply(testConfig(h[0], 64512, nil, p))
 	r.waitPath("192.168.101.0/26")
 	o.announce("192.168.101.0/26", "192.168.102.0/26")
-	r.waitInfo(h[1], "the peer announced more than 1 prefixes: have it announce less, or raise the default BGPConfiguration's annotation routerd.io/maxPrefixes; tried again after 5m0s")
+	r.waitInfo(h[1], "the peer announced more than 1 prefixes: have it announce fewer, or raise the default BGPConfiguration's annotation routerd.io/maxPrefixes; tried again after 5m0s")
 	r.waitNoPath("192.168.101.0/26")
 }
 

@@ -80,11 +80,11 @@ func (v verdict) reason() string {
 		whyBorrowed:  "an address of this node's block that another node borrowed",
 		whyOwn:       "inside this node's own subnet, blocks or borrowed addresses, or a range of services",
 		whyNoPool:    "outside the pools, from a node of the cluster",
-		whyDefault:   "the default route: only a filter that names exactly it lets it in",
+		whyDefault:   "the default route: only a filter that names exactly it accepts it",
 		whyHidden:    "its pool has disableBGPExport",
 		whyReflected: "reflected",
 		whyLearned:   "learned routes are not passed on",
-		whyDrained:   "this host is drained: it advertises nothing any more",
+		whyDrained:   "this host is drained: it advertises no routes",
 	}[v.why]
 }
 
@@ -486,9 +486,9 @@ func (c *Config) looped(p Peer, r *judged) string {
 	own := p.localASN(c.ASN)
 	switch n := r.CountAS(own); {
 	case n > int(p.AllowOwnASN):
-		return fmt.Sprintf("AS loop: AS %d, this node's own on the session, is in the AS path %d times, and numAllowedLocalASNumbers is %d", own, n, p.AllowOwnASN)
+		return fmt.Sprintf("AS loop: AS %d, this node's own on the session, is in the AS path %d times, but numAllowedLocalASNumbers is %d", own, n, p.AllowOwnASN)
 	case p.ibgp(c.ASN) && r.originator == c.RouterID && r.originator.IsValid():
-		return fmt.Sprintf("ORIGINATOR_ID %s is this node's: the route began here", r.originator)
+		return fmt.Sprintf("ORIGINATOR_ID %s is this node's: the route originated here", r.originator)
 	}
 	return ""
 }

@@ -68,7 +68,7 @@ func TestJudgement(t *testing.T) {
 		{"beside the pools", node, false, route("10.9.0.0/16", nil), judgement{Reason: "outside the pools, from a node of the cluster"}},
 		{"a pool's", node, false, route("192.168.2.0/26", nil), judgement{Accept: true}},
 		{"anything from a switch", sw, false, route("10.9.0.0/16", nil), judgement{Accept: true}},
-		{"a default route", link, false, route("0.0.0.0/0", nil), judgement{Reason: "the default route: only a filter that names exactly it lets it in"}},
+		{"a default route", link, false, route("0.0.0.0/0", nil), judgement{Reason: "the default route: only a filter that names exactly it accepts it"}},
 		{"a default route that is named", sw, false, route("0.0.0.0/0", nil), judgement{Accept: true, Reason: "BGPFilter f: importV4[3] accepts it"}},
 		{"all operations", sw, false, route("10.1.2.0/24", nil), judgement{
 			true, "BGPFilter f: importV4[0] accepts it",
@@ -102,7 +102,7 @@ func TestJudgement(t *testing.T) {
 		}},
 		{"own, of a host that is drained", node, true, route("192.168.1.0/26", own), judgement{Accept: true}},
 		{"to a host that is drained", node, false, route("192.168.2.0/26", nil), judgement{Accept: true}},
-		{"of a host that has been drained", client, true, route("192.168.2.0/26", inside), judgement{Reason: "this host is drained: it advertises nothing any more"}},
+		{"of a host that has been drained", client, true, route("192.168.2.0/26", inside), judgement{Reason: "this host is drained: it advertises no routes"}},
 	} {
 		p := p
 		switch {

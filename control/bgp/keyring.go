@@ -131,7 +131,7 @@ func (k Keyring) String() string {
 	case now == "":
 		return "not signed: " + k.why
 	case former != "":
-		return fmt.Sprintf("signed with key %s, or where a node has not got it yet with %s", now, former)
+		return fmt.Sprintf("signed with key %s, or with %s where a node does not have it yet", now, former)
 	case k.open:
 		return fmt.Sprintf("signed with key %s with every node that has it", now)
 	default:

@@ -34,7 +34,7 @@ func TestGracefulShutdown(t *testing.T) {
 		p, ok := us.path(prefix)
 		return ok && p.PeerAddr == h[2] && len(p.More) == 0
 	})
-	if got := us.explain(prefix); !strings.Contains(got, "its peer says that it is about to go (GRACEFUL_SHUTDOWN, RFC 8326)") {
+	if got := us.explain(prefix); !strings.Contains(got, "its peer is about to shut down (GRACEFUL_SHUTDOWN, RFC 8326)") {
 		t.Errorf("explained as %q", got)
 	}
 }
@@ -82,7 +82,7 @@ func TestReflectorDrains(t *testing.T) {
 	c.Drain = store.DrainWithdrawn
 	first.apply(c)
 	poll(t, client.dump, func() bool { return len(from(h[0])) == 0 })
-	if got, want := first.explain(prefix), "this host is drained: it advertises nothing any more"; !strings.Contains(got, want) {
+	if got, want := first.explain(prefix), "this host is drained: it advertises no routes"; !strings.Contains(got, want) {
 		t.Errorf("explained as %q, want %q", got, want)
 	}
 	c.Drain = ""

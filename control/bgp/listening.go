@@ -90,10 +90,10 @@ func (p Peer) rangeProblem(before, all []Peer) string {
 	for _, q := range all {
 		inside := q.Addr.IsValid() && p.Range.Contains(q.Addr) || q.listens() && q.Range.Bits() > p.Range.Bits() && p.Range.Contains(q.Range.Addr())
 		if inside && q.wanted() && p.AO.N+q.AO.N > 0 {
-			return fmt.Sprintf("annotation %s: %s is inside %s, and the kernel has one way to sign for it: narrow the range, or let neither have TCP-AO", store.AnnotationTCPAO, q.Name, p.Range)
+			return fmt.Sprintf("annotation %s: %s is inside %s, and the kernel can sign for an address in one way only: narrow the range, or let neither have TCP-AO", store.AnnotationTCPAO, q.Name, p.Range)
 		}
 		if inside && q.wanted() && q.Secret == (SecretRef{}) && q.Password == (Password{}) {
-			return fmt.Sprintf("spec.password: %s is inside %s and has no password, and the kernel would ask it for this one: give it one too, or narrow the range", q.Name, p.Range)
+			return fmt.Sprintf("spec.password: %s is inside %s and has no password, but the kernel would require this one of it: give it one too, or narrow the range", q.Name, p.Range)
 		}
 	}
 	return ""
@@ -252,7 +252,7 @@ func (c *Controller) visitCallers(now time.Time) int {
 	}
 	if changed {
 		if err := c.saveCallers(); err != nil {
-			c.log.Warn("neighbours that connected from a range are not kept over a restart", "error", err)
+			c.log.Warn("neighbours that connected from a range are not kept across a restart", "error", err)
 		}
 	}
 	return len(c.callers.state)

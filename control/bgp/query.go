@@ -175,7 +175,7 @@ func lostTo(best, r Route) string {
 	case r.LongLived && !best.LongLived:
 		return "its peer has not come back within its restart time: any other path is better"
 	case r.leaving && !r.IBGP && !best.leaving:
-		return "its peer says that it is about to go (GRACEFUL_SHUTDOWN, RFC 8326)"
+		return "its peer is about to shut down (GRACEFUL_SHUTDOWN, RFC 8326)"
 	case pref(best) != pref(r):
 		return fmt.Sprintf("local preference %d is less than %d", pref(r), pref(best))
 	case best.Own && !r.Own:

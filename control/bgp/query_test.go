@@ -22,7 +22,7 @@ func TestLoopIsExplained(t *testing.T) {
 	c.Filters = map[string]Filter{"back": parse(t, `{"exportV4":[{"action":"Accept","operations":[{"prependASPath":{"prefix":[64512]}}]}]}`)}
 	sw.apply(c)
 	poll(t, us.dump, func() bool { return us.status(h[1]).Received == 1 })
-	want := fmt.Sprintf("filtered tor-%s: AS loop: AS 64512, this node's own on the session, is in the AS path 1 times, and numAllowedLocalASNumbers is 0\n", h[1])
+	want := fmt.Sprintf("filtered tor-%s: AS loop: AS 64512, this node's own on the session, is in the AS path 1 times, but numAllowedLocalASNumbers is 0\n", h[1])
 	if got := us.explain("203.0.113.0/24"); got != want {
 		t.Errorf("explained as %q, want %q", got, want)
 	}

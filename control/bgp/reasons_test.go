@@ -44,7 +44,7 @@ func TestTTLSecurityOfOneSide(t *testing.T) {
 	p := tor(h[0], h[1], 64999)
 	p.TTLSecurity = 1
 	r.apply(testConfig(h[0], 64512, nil, p))
-	r.waitInfo(h[1], " segments came from further away than 1 hops: does the peer have ttl security too?")
+	r.waitInfo(h[1], " segments came from further away than 1 hops: does the peer have TTL security too?")
 }
 
 // TestNotifications: a peer answers the OPEN with a notification, and the

@@ -109,7 +109,7 @@ func (r *Reflectors) look(ctx context.Context, now time.Time) {
 	}
 	if differs {
 		if err := r.c.Publish(ctx, want); err != nil {
-			r.c.Log.Debug("what this host says of reflectors is not written; will try again", "error", err)
+			r.c.Log.Debug("the state of reflectors is not published; will try again", "error", err)
 			return
 		}
 		r.c.Log.Info("published by which reflectors this host has routes", "reflects", want.Reflects, "by", want.By)
@@ -194,7 +194,7 @@ func (s Service) Reflectors() (ReflectorStatus, error) {
 	switch {
 	case st.Setting == "" || st.Problem != "":
 	case alive.Nodes == nil:
-		st.Problem = "which hosts are there is not known yet: the datastore is away, or this host's user of etcd may not read /routerd/v1/presences/ (configs/etcd/roles.sh)"
+		st.Problem = "the present hosts are not known yet: the datastore cannot be reached, or this host's user of etcd may not read /routerd/v1/presences/ (configs/etcd/roles.sh)"
 	}
 	return st, err
 }

@@ -113,7 +113,7 @@ func (c *Controller) giveUp(ctx context.Context) bool {
 		c.setErr(errors.Join(errPreviousRun, err))
 		return false
 	}
-	c.log.Warn("bgp does not run with the configuration of its previous run any more: this host does not hold its name")
+	c.log.Warn("bgp no longer runs with the configuration of its previous run: this host does not hold its name")
 	c.mu.Lock()
 	c.asn, c.routerID = 0, netip.Addr{}
 	c.mu.Unlock()

@@ -222,7 +222,7 @@ func (f *secretFiles) run(ctx context.Context) {
 			f.log.Info("bgp secrets watched again")
 			return
 		}
-		f.log.Warn("bgp secrets not watched: they are read from time to time", "error", err, "interval", secretPoll)
+		f.log.Warn("bgp secrets are not watched; they are read periodically", "error", err, "interval", secretPoll)
 	}}
 	select {
 	case <-ctx.Done():

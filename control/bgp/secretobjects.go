@@ -60,7 +60,7 @@ type secretsFile struct {
 func newSecretObjects(from Secrets, file string, log *slog.Logger, changed func()) *secretObjects {
 	o := &secretObjects{from: from, file: file, log: log, changed: changed, wanted: make(chan []SecretRef), known: map[string]secretObject{}}
 	if err := o.load(); err != nil {
-		log.Warn("passwords of bgp sessions are not known before the API answers", "error", err)
+		log.Warn("passwords of bgp sessions are not known until the API answers", "error", err)
 	}
 	return o
 }
@@ -166,7 +166,7 @@ func (o *secretObjects) take(wanted context.Context, name string, data map[strin
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
 		now.data, now.read = was.data, was.read
 		if was.err == nil || was.err.Error() != err.Error() {
-			o.log.Warn("a Secret with passwords of bgp sessions cannot be read; what was known of it stays in use", "secret", name, "error", err)
+			o.log.Warn("a Secret with passwords of bgp sessions cannot be read; its last known content stays in use", "secret", name, "error", err)
 		}
 	}
 	o.known[name] = now
@@ -206,7 +206,7 @@ func (o *secretObjects) save() {
 		}
 	}
 	if err != nil {
-		o.log.Warn("passwords of bgp sessions on disk are not those in use: a restart while the API is away goes by them", "error", err)
+		o.log.Warn("passwords of bgp sessions on disk are outdated: a restart while the API cannot be reached uses them", "error", err)
 		return
 	}
 	o.saved = keep
@@ -223,7 +223,7 @@ func (o *secretObjects) password(ref SecretRef) (p Password, doubt string, err e
 	switch {
 	case ok:
 		if s.err != nil {
-			doubt = fmt.Sprintf("%s cannot be read, and what was known of it is in use: %v", place, s.err)
+			doubt = fmt.Sprintf("%s cannot be read, so its last known content is in use: %v", place, s.err)
 		}
 		p, err = passwordOf(ref, place, string(text))
 		return p, doubt, err

@@ -150,7 +150,7 @@ func TestSecretObjects(t *testing.T) {
 	start() // with the API away
 	says(tor, "geheim", "", "")
 	o.want(t.Context(), []SecretRef{tor, other})
-	says(tor, "geheim", " cannot be read, and what was known of it is in use: ", "")
+	says(tor, "geheim", " cannot be read, so its last known content is in use: ", "")
 	says(other, "", "", "the API has not said yet")
 	api.set("other", map[string]string{"k": "geheim too"})
 	says(other, "geheim too", "", "")

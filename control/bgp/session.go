@@ -201,7 +201,7 @@ func (s *session) endText(r fsm.Reason) string {
 	case fsm.NotConnected:
 		return dialReason(r.Err, s.peer)
 	case fsm.HoldTimer:
-		return "hold timer expired: nothing was heard from the peer"
+		return "hold timer expired: nothing was received from the peer"
 	case fsm.SendHoldTimer:
 		return "send hold timer expired: the peer read nothing (RFC 9687)"
 	case fsm.PeerRestarted:
@@ -253,7 +253,7 @@ func (s *session) info(listening error, now func() drops) (state, info string) {
 	case s.up:
 		return StateUp, "Established"
 	case !s.limited.IsZero():
-		return StateDown, fmt.Sprintf("the peer announced more than %d prefixes: have it announce less, or raise %s's annotation %s; tried again after %s", s.peer.MaxPrefixes, s.peer.settings(), store.AnnotationMaxPrefixes, limitPause)
+		return StateDown, fmt.Sprintf("the peer announced more than %d prefixes: have it announce fewer, or raise %s's annotation %s; tried again after %s", s.peer.MaxPrefixes, s.peer.settings(), store.AnnotationMaxPrefixes, limitPause)
 	}
 	var parts []string
 	switch {

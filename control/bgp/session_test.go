@@ -60,8 +60,8 @@ func TestInfo(t *testing.T) {
 		{"closed and refused after an objection", p, nil, []event{at(0, fail(note(fsm.Sent, 2, 2))), at(time.Minute, dial("connection refused")), at(2*time.Minute, fail(lost(fsm.OpenSent)))}, "start: wrong AS: 10.1.0.1 does not have AS 64999, which is configured for it (notification sent: OPEN message error, bad peer AS)"},
 		{"closed long after an objection", p, nil, []event{at(0, fail(note(fsm.Sent, 2, 2))), at(time.Hour, fail(lost(fsm.OpenSent)))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
 		{"closed after our hold timer", p, nil, []event{at(0, fail(note(fsm.HoldTimer, 4, 0))), at(time.Second, fail(lost(fsm.OpenSent)))}, "start: 10.1.0.1 closed the connection before it opened a session: is this node's address known to it as a peer?"},
-		{"hold timer", p, nil, []event{up, down(note(fsm.HoldTimer, 4, 0), true)}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer; the peer's routes are kept while it restarts"},
-		{"hold timer without grace", p, nil, []event{up, down(note(fsm.HoldTimer, 4, 0), false)}, "start: connecting; the last session ended: hold timer expired: nothing was heard from the peer"},
+		{"hold timer", p, nil, []event{up, down(note(fsm.HoldTimer, 4, 0), true)}, "start: connecting; the last session ended: hold timer expired: nothing was received from the peer; the peer's routes are kept while it restarts"},
+		{"hold timer without grace", p, nil, []event{up, down(note(fsm.HoldTimer, 4, 0), false)}, "start: connecting; the last session ended: hold timer expired: nothing was received from the peer"},
 		{"lost", p, nil, []event{up, down(lost(fsm.Established), false), dial("connection refused")}, "start: connection refused by 10.1.0.1:179: nothing listens there, or it is filtered; the last session ended: the connection was lost"},
 		{"notification", p, nil, []event{up, down(note(fsm.Received, 6, 2), false)}, "start: connecting; the last session ended: notification received: cease, administrative shutdown"},
 		{"hard reset with a word", p, nil, []event{up, down(fsm.Reason{Cause: fsm.Received, Notification: fsm.Notification{Code: 6, Subcode: 9, Data: append([]byte{6, 2, 4}, "bye!"...)}}, false)}, `start: connecting; the last session ended: notification received: cease, administrative shutdown ("bye!")`},
@@ -70,7 +70,7 @@ func TestInfo(t *testing.T) {
 		{"odd notification", p, nil, []event{up, down(note(fsm.Sent, 9, 7), false)}, "start: connecting; the last session ended: notification sent: code 9, subcode 7"},
 		{"restart time over", p, nil, []event{{kind: eventExpired}}, "start: the peer did not come back within its restart time"},
 		{"restart time over after a session", p, nil, []event{up, down(lost(fsm.Established), true), {kind: eventExpired}}, "start: connecting; the last session ended: the connection was lost; the peer did not come back within its restart time"},
-		{"too many prefixes", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false))}, "down: the peer announced more than 0 prefixes: have it announce less, or raise the BGPPeer's annotation " + store.AnnotationMaxPrefixes + "; tried again after 5m0s"},
+		{"too many prefixes", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false))}, "down: the peer announced more than 0 prefixes: have it announce fewer, or raise the BGPPeer's annotation " + store.AnnotationMaxPrefixes + "; tried again after 5m0s"},
 		{"tried again", p, nil, []event{up, at(0, down(note(fsm.Sent, 6, 1), false)), {kind: eventResumed}}, "start: connecting; the last session ended: notification sent: cease, maximum number of prefixes reached"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -118,7 +118,7 @@ func TestKeysBesideRange(t *testing.T) {
 		if c.peerKeys {
 			q.AO = keysNamed("k")
 		}
-		if got := p.rangeProblem(nil, []Peer{q}); (got != "") != c.hasProblem || got != "" && !strings.Contains(got, "annotation "+store.AnnotationTCPAO+": tor is inside 10.9.0.0/24, and the kernel has one way to sign for it: narrow the range, or let neither have TCP-AO") {
+		if got := p.rangeProblem(nil, []Peer{q}); (got != "") != c.hasProblem || got != "" && !strings.Contains(got, "annotation "+store.AnnotationTCPAO+": tor is inside 10.9.0.0/24, and the kernel can sign for an address in one way only: narrow the range, or let neither have TCP-AO") {
 			t.Errorf("%s: %q", c.name, got)
 		}
 	}

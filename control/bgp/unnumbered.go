@@ -137,7 +137,7 @@ func (p Peer) notBeside(q Peer, addr netip.Addr) string {
 	if p.Secret == (SecretRef{}) && q.Secret == (SecretRef{}) && p.AO.N+q.AO.N == 0 {
 		return ""
 	}
-	return fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, and there is a spec.password or keys for TCP-AO: give the two neighbours different addresses, or leave the passwords and keys out", addr, p.Interface, q.Name)
+	return fmt.Sprintf("neighbour %s of device %s has the address of the one of BGPPeer %s, and one has a spec.password or keys for TCP-AO: give the two neighbours different addresses, or remove the passwords and keys", addr, p.Interface, q.Name)
 }
 
 // neighbour chooses the neighbour to speak with: the one that advertises itself

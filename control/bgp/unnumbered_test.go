@@ -95,7 +95,7 @@ func TestSameNeighbourTwice(t *testing.T) {
 	want := []string{
 		"fe80::1%eth1 ", "fe80::1%eth2 ",
 		"fe80::1%eth3 ", "fe80::1%eth4 ", "fe80::1%eth5 ",
-		"fe80::1%eth6 neighbour fe80::1 of device eth6 has the address of the one of BGPPeer inside, and there is a spec.password or keys for TCP-AO: give the two neighbours different addresses, or leave the passwords and keys out",
+		"fe80::1%eth6 neighbour fe80::1 of device eth6 has the address of the one of BGPPeer inside, and one has a spec.password or keys for TCP-AO: give the two neighbours different addresses, or remove the passwords and keys",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("peers (-want +got):\n%s", diff)
