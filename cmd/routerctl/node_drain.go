@@ -123,7 +123,7 @@ func (a nodeCommands) setDrain(ctx context.Context, s store.Store, name string, 
 	says := map[store.Drain]string{
 		"":                   "is in service again",
 		store.DrainShift:     "is drained: no workload starts there, and BGP peers are asked to prefer other paths",
-		store.DrainWithdrawn: "advertises nothing any more",
+		store.DrainWithdrawn: "advertises no routes",
 	}
 	fmt.Fprintf(a.stdout, "Node %s %s.\n", name, says[to])
 	return nil

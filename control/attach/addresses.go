@@ -128,7 +128,7 @@ func (x *addresses) assign(ctx context.Context, req AddRequest, r record) (out [
 	for i, p := range parts {
 		addr := got[i].Addr
 		if dataplane.FamilyOf(addr) != p.Family || p.Addr.IsValid() && addr != p.Addr {
-			return nil, nil, fmt.Errorf("assign an address: the container has %s, asked for was %s: %w", addr, wanted(p), ErrNoAddress)
+			return nil, nil, fmt.Errorf("assign an address: the container has %s, but %s was requested: %w", addr, wanted(p), ErrNoAddress)
 		}
 		out = append(out, Address{Addr: addr, Gateway: workload.Gateway(p.Family), Block: got[i].Block})
 		if reserve {

@@ -50,7 +50,7 @@ func (x *adopter) run(ctx context.Context) {
 		}
 		if !failed && !errors.Is(err, ErrNotReady) && ctx.Err() == nil {
 			failed = true
-			x.log.Warn("workloads that are here without a record are not all taken over; will try again", "error", err)
+			x.log.Warn("not all workloads without a record were taken over; will try again", "error", err)
 		}
 		if backoff.Wait(ctx) != nil {
 			return
@@ -102,7 +102,7 @@ func (x *adopter) all(ctx context.Context) error {
 				strange = r.Network
 			}
 		case errors.Is(err, errNotAdopted) || errors.Is(err, workload.ErrDiffers):
-			x.log.Warn("a workload that is here without a record is not taken over; start it anew", "endpoint", o.Key, "device", w.Spec.InterfaceName, "error", err)
+			x.log.Warn("a workload without a record is not taken over; start it anew", "endpoint", o.Key, "device", w.Spec.InterfaceName, "error", err)
 		default:
 			errs = append(errs, fmt.Errorf("take over %s: %w", o.Key, err))
 		}

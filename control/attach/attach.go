@@ -611,7 +611,7 @@ func (a *Attacher) Disown() error {
 	if err := a.ledger.sync(); err != nil {
 		return err
 	}
-	a.log.Warn("what the datastore shows of attachments on their way out is another machine's, and stays", "attachments", n)
+	a.log.Warn("endpoints of attachments being released belong to another machine in the datastore, and stay", "attachments", n)
 	return nil
 }
 

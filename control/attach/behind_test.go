@@ -357,7 +357,7 @@ func TestBehindAddressLost(t *testing.T) {
 				t.Errorf("endpoints %+v", e)
 			}
 			mu.Lock()
-			if got := log.String(); !strings.Contains(got, "its route is taken down") || !strings.Contains(got, req.ID.ContainerID) {
+			if got := log.String(); !strings.Contains(got, "its route is removed") || !strings.Contains(got, req.ID.ContainerID) {
 				t.Errorf("log: %s", got)
 			}
 			mu.Unlock()

@@ -71,7 +71,7 @@ func (f *flusher) all(ctx context.Context, later func(ID) bool) bool {
 			if away && f.away {
 				level = slog.LevelDebug // pods that come and go meanwhile say nothing else
 			}
-			f.log.Log(ctx, level, "what was attached is not all in the datastore yet; will try again", "attachments", len(due), "left", left, "error", errors.Join(errs...))
+			f.log.Log(ctx, level, "not all attachments are in the datastore yet; will try again", "attachments", len(due), "left", left, "error", errors.Join(errs...))
 		}
 		if f.away = away; away {
 			// The others would only wait as long.

@@ -55,7 +55,7 @@ func (g *gateways) load() {
 		}
 		var k kept
 		if err := json.Unmarshal(value, &k); err != nil {
-			g.log.Error("what the host keeps for a network cannot be read; its containers may get another gateway", "network", network, "error", err)
+			g.log.Error("the host's state of a network cannot be read; its containers may get another gateway", "network", network, "error", err)
 			continue
 		}
 		g.kept[network] = k

@@ -20,5 +20,5 @@ func JournalError(j *journal.Journal) error {
 	if lost.Copy == "" {
 		kept = "still has them, for there was no room for a copy"
 	}
-	return fmt.Errorf("%d damaged lines of the journal were left out: what they said of workloads is lost, compare routerctl ipam check; the file %s, and the disk may be failing", lost.Lines, kept)
+	return fmt.Errorf("%d damaged lines of the journal were skipped: their changes of workloads are lost, compare routerctl ipam check; the file %s, and the disk may be failing", lost.Lines, kept)
 }

@@ -177,7 +177,7 @@ func (l *ledger) having(is func(state) bool) []record {
 // those of who is to go.
 func (l *ledger) room() error {
 	if err := l.journal.Room(); err != nil {
-		return fmt.Errorf("write down the attachment: %w: free some on this host; workloads can still be removed", err)
+		return fmt.Errorf("record the attachment: %w: free some on this host; workloads can still be removed", err)
 	}
 	return nil
 }
@@ -377,7 +377,7 @@ func (l *ledger) load(dir string) (map[ID]record, error) {
 			out[r.id()] = r
 			continue
 		}
-		l.log.Error("attachment record put aside: its container has no route until it is made anew",
+		l.log.Error("attachment record put aside: its container has no route until it is recreated",
 			"key", badPrefix+key, "error", err)
 		if err := errors.Join(l.journal.Put(badPrefix+key, value), l.journal.Delete(key)); err != nil {
 			return nil, fmt.Errorf("put attachment record aside: %w", err)
@@ -403,7 +403,7 @@ func (l *ledger) importFiles(dir string) error {
 		}
 		r, err := parseRecord(b)
 		if err != nil {
-			l.log.Error("attachment record put aside: its container has no route until it is made anew",
+			l.log.Error("attachment record put aside: its container has no route until it is recreated",
 				"file", path+badSuffix, "error", err)
 			if err := os.Rename(path, path+badSuffix); err != nil {
 				return fmt.Errorf("put attachment record aside: %w", err)

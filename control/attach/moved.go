@@ -42,7 +42,7 @@ func (x *reclaimer) compareKind(dir string) error {
 	if x.moved = x.ledger.has(state.attached); !x.moved {
 		return x.noteKind()
 	}
-	x.log.Info("the datastore is another one; what is attached is written to it", "datastore", x.endpoints.kindOf(), "before", was)
+	x.log.Info("the datastore is another one; the attachments are written to it", "datastore", x.endpoints.kindOf(), "before", was)
 	x.arm()
 	return nil
 }

@@ -81,7 +81,7 @@ func (f *MTUFollower) Run(ctx context.Context) error {
 			continue
 		}
 		if f.err.Swap(&err) == nil {
-			f.log.Warn("workloads are not all at their MTU; will try again", "error", err)
+			f.log.Warn("not all workloads have their MTU; will try again", "error", err)
 		}
 		retry.Reset(backoff.Next())
 	}

@@ -87,7 +87,7 @@ func (x *mtus) load(records map[ID]record) error {
 	}
 	var s mtuState
 	if err := json.Unmarshal(b, &s); err != nil {
-		x.log.Error("the MTU that workloads have is not known: all are looked at", "file", mtuFile, "error", err)
+		x.log.Error("the MTU of workloads is not known: all are checked", "file", mtuFile, "error", err)
 		for id, r := range records {
 			if !r.FixedMTU {
 				r.TriedMTUs = append(r.TriedMTUs, r.MTU)

@@ -194,7 +194,7 @@ func (p *pods) relabel(ev *cluster.Change) {
 func (p *pods) limited(was, now *store.WorkloadEndpoint) {
 	says := func(w *store.WorkloadEndpoint) string {
 		if _, err := store.QoSOf(w.Annotations); err != nil {
-			return "a pod's limits make no sense, and it has none; a pod that starts with them is refused: " + err.Error()
+			return "a pod's limits are invalid and are not applied; a new pod with them is refused: " + err.Error()
 		}
 		return ""
 	}
@@ -263,7 +263,7 @@ func (p *pods) once(ctx context.Context, key store.Key, req AddRequest) (*store.
 	}
 	switch {
 	case errors.Is(err, store.ErrNotFound):
-		return nil, fmt.Errorf("the API has none of this name on %s; it may be gone by now: %w", p.node, ErrNotReady)
+		return nil, fmt.Errorf("the API has none of this name on %s; it may have been deleted: %w", p.node, ErrNotReady)
 	case errors.Is(err, store.ErrDecode):
 		return nil, fmt.Errorf("%w: %w", err, ErrInvalid)
 	case err != nil:
@@ -271,7 +271,7 @@ func (p *pods) once(ctx context.Context, key store.Key, req AddRequest) (*store.
 	}
 	w, ok := o.Value.(*store.WorkloadEndpoint)
 	if !ok || !isPod(w, req.PodUID) {
-		return nil, fmt.Errorf("the API has one with another uid than the runtime's %s: it was made anew: %w", req.PodUID, ErrNotReady)
+		return nil, fmt.Errorf("the API has one with another uid than the runtime's %s: it was recreated: %w", req.PodUID, ErrNotReady)
 	}
 	return w, nil
 }

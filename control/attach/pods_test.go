@@ -265,11 +265,11 @@ func TestLimitsAreSaid(t *testing.T) {
 	}{
 		{nil, ""},
 		{map[string]string{store.AnnotationIngressBandwidth: "1M"}, ""},
-		{map[string]string{store.AnnotationIngressBandwidth: "x"}, "make no sense"},
+		{map[string]string{store.AnnotationIngressBandwidth: "x"}, "limits are invalid"},
 		{map[string]string{store.AnnotationIngressBandwidth: "x", "cni.projectcalico.org/x": "y"}, ""},
 		{map[string]string{store.AnnotationDSCP: "AF11"}, ""},
-		{map[string]string{store.AnnotationDSCP: "AF15"}, "make no sense"},
-		{map[string]string{store.AnnotationIngressBandwidth: "y"}, "make no sense"},
+		{map[string]string{store.AnnotationDSCP: "AF15"}, "limits are invalid"},
+		{map[string]string{store.AnnotationIngressBandwidth: "y"}, "limits are invalid"},
 	} {
 		out.Reset()
 		p.handle(told(t, kubePod("u1", step.annotations)))

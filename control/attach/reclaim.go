@@ -104,7 +104,7 @@ func (x *reclaimer) freed(s cluster.Step) bool {
 			reserved := r.State == attachedPatched || r.Endpoint == 0 || rev <= r.Endpoint
 			for _, a := range r.addrs() {
 				if ev.Key.CIDR().Contains(a) && !x.holds(b, a, r, reserved) {
-					x.log.Warn("somebody took a workload's address away in the datastore; it is taken again", append(logID(r.id()), "address", a)...)
+					x.log.Warn("a workload's address was released in the datastore; it is assigned again", append(logID(r.id()), "address", a)...)
 					return true
 				}
 			}
@@ -128,7 +128,7 @@ func (x *reclaimer) givenBack(s cluster.Step) bool {
 		for _, r := range lost {
 			for _, a := range r.addrs() {
 				if ev.Key.CIDR().Contains(a) && (free(b, a) || x.holds(b, a, r, false)) {
-					x.log.Info("the address that a workload lost is free again; it is taken again", append(logID(r.id()), "address", a)...)
+					x.log.Info("the address that a workload lost is free again; it is assigned again", append(logID(r.id()), "address", a)...)
 					return true
 				}
 			}
@@ -251,7 +251,7 @@ func (x *reclaimer) all(ctx context.Context) bool {
 	}
 	compared, err := x.each(ctx)
 	if err != nil {
-		x.log.Warn("workloads that the datastore forgot are not all written again; will try again", "error", err)
+		x.log.Warn("not all workloads missing from the datastore were written again; will try again", "error", err)
 		x.later()
 	} else {
 		x.written()
@@ -365,7 +365,7 @@ func (x *reclaimer) fence(r record, cause error) error {
 	if _, err := x.ledger.save(r, fenced); err != nil {
 		return fmt.Errorf("note that %s lost its address: %w", handle(r.id()), err)
 	}
-	x.log.Error("a workload's address is somebody else's by now, and its route is taken down; start the workload anew",
+	x.log.Error("a workload's address now belongs to something else, so its route is removed; recreate the workload",
 		append(logID(r.id()), "pod", r.Pod, "addresses", r.addrs(), "error", cause)...)
 	return nil
 }

@@ -281,7 +281,7 @@ func (x *releaser) detachAll(ctx context.Context) bool {
 		})
 	}
 	if err := g.Wait(); err != nil {
-		x.log.Warn("wires are not all removed; will try again", "error", err)
+		x.log.Warn("not all workload devices were removed; will try again", "error", err)
 		return false
 	}
 	return true

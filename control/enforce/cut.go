@@ -143,7 +143,7 @@ func (e *Enforcer) cutOnce(ctx context.Context) error {
 	}
 	e.note(func(s *Status) {
 		if err != nil && s.CutErr == nil {
-			e.log.Error("connections that the rules deny now were not all cut; they are looked at again with the next change", "error", err)
+			e.log.Error("not all connections that the rules now deny were deleted; the next change of the rules tries again", "error", err)
 		}
 		s.Cut += uint64(cut)
 		s.CutErr = err

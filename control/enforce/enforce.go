@@ -308,7 +308,7 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	switch {
 	case err != nil:
 		// A fault of the calculator's, for one: what the kernel has stays.
-		err = fmt.Errorf("take a step of the rules: %w", err)
+		err = fmt.Errorf("apply a step of the rules: %w", err)
 	case again:
 		e.rules.RLock()
 		err = e.cfg.Table.Replace(e.have)
@@ -324,7 +324,7 @@ func (e *Enforcer) step(ctx context.Context, calc *policy.Calculator) error {
 	}
 	if err == nil && (forget || again) {
 		if err := e.forget(); err != nil {
-			e.log.Error("offloaded flows go on as before; will try again", "error", err)
+			e.log.Error("offloaded flows could not be removed and stay offloaded; will try again", "error", err)
 		}
 	}
 	e.mu.Lock()
@@ -403,7 +403,7 @@ func (e *Enforcer) applied(calc *policy.Calculator, err error, took time.Duratio
 	e.rules.RUnlock()
 	e.note(func(s *Status) {
 		if err != nil && (s.Err == nil || s.Err.Error() != err.Error()) {
-			e.log.Error("policy rules are not in force; those from before hold", "error", err)
+			e.log.Error("policy rules are not in force; the previous ones still apply", "error", err)
 		}
 		if err == nil && s.Err != nil {
 			e.log.Info("policy rules are in force again")
@@ -478,7 +478,7 @@ func (e *Enforcer) Wait(ctx context.Context, device string, addrs []netip.Addr) 
 }
 
 // errHeld says why a workload waits that others could start before.
-var errHeld = errors.New("a policy selects workloads by their labels, and the datastore has not told of all those of other hosts yet")
+var errHeld = errors.New("a policy selects workloads by their labels, and the datastore has not yet sent all those of other hosts")
 
 func waitsFor(s Status, sources []netip.Prefix, known bool, addrs []netip.Addr) error {
 	switch {
@@ -489,7 +489,7 @@ func waitsFor(s Status, sources []netip.Prefix, known bool, addrs []netip.Addr) 
 	case !s.InForce:
 		return errors.New("the rules are being computed: the datastore's state is not complete yet, or the host's addresses are not known")
 	case !known:
-		return errors.New("the datastore has not told of the endpoint yet")
+		return errors.New("the datastore has not sent the endpoint yet")
 	}
 	for _, a := range addrs {
 		if !slices.ContainsFunc(sources, func(p netip.Prefix) bool { return p.Contains(a) }) {

@@ -242,7 +242,7 @@ func TestWait(t *testing.T) {
 		w.e.HandleStore(clustertest.Step("", store.Batch{Events: nil}, policy.Kinds()...))
 		refused("state is not complete yet")
 		w.store()
-		refused("not told of the endpoint yet")
+		refused("has not sent the endpoint yet")
 		w.store(pod("a", "10.0.0.9", nil))
 		refused("without the address 10.0.0.1")
 		got := make(chan error, 1)
@@ -281,7 +281,7 @@ func TestOthersAreAskedFor(t *testing.T) {
 		}
 		w.store(denyFrom("app == 'client'"))
 		w.store(pod("b", "10.0.0.2", web), pod("c", "10.0.0.3", nil))
-		wait("b", "10.0.0.2", "has not told of all those of other hosts yet")
+		wait("b", "10.0.0.2", "has not yet sent all those of other hosts")
 		wait("c", "10.0.0.3", "")
 		if n := len(w.table.have.Policies); !slices.Equal(w.asked, []bool{true}) || n != 1 { // the profile
 			t.Errorf("asked %v, and %d policies are in force", w.asked, n)

@@ -24,7 +24,7 @@ type Mark struct {
 func (m Mark) Allows(inKernel func() (found bool, err error)) bool {
 	found, err := inKernel()
 	if err != nil {
-		m.Log.Warn("rules do not follow the state on disk: it is not known whether the kernel has newer ones", "error", err)
+		m.Log.Warn("rules are not computed from the state on disk: the kernel may have newer ones", "error", err)
 		return false
 	}
 	if !found {
@@ -32,12 +32,12 @@ func (m Mark) Allows(inKernel func() (found bool, err error)) bool {
 	}
 	boot, err := bootid.Read()
 	if err != nil {
-		m.Log.Warn("rules do not follow the state on disk", "error", err)
+		m.Log.Warn("rules are not computed from the state on disk", "error", err)
 		return false
 	}
 	mark, err := os.ReadFile(m.File)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.Log.Warn("rules do not follow the state on disk", "error", err)
+		m.Log.Warn("rules are not computed from the state on disk", "error", err)
 	}
 	return err == nil && string(mark) == boot
 }
@@ -49,7 +49,7 @@ func (m Mark) Set() {
 		err = os.WriteFile(m.File, []byte(boot), 0o600)
 	}
 	if err != nil {
-		m.Log.Warn("a restart without the datastore will attach no workload until it answers", "error", err)
+		m.Log.Warn("a restart while the datastore cannot be reached will attach no workloads until it answers", "error", err)
 	}
 }
 
@@ -57,6 +57,6 @@ func (m Mark) Set() {
 // disk yet.
 func (m Mark) Clear() {
 	if err := os.Remove(m.File); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		m.Log.Error("a restart without the datastore may go back to an older policy; remove the file", "error", err)
+		m.Log.Error("a restart while the datastore cannot be reached may apply an older policy; remove the file", "error", err)
 	}
 }

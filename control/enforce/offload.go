@@ -95,7 +95,7 @@ func (e *Enforcer) hold() error {
 		return nil
 	}
 	if err := e.setOffload(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		return fmt.Errorf("take offloaded flows back: %w", err)
+		return fmt.Errorf("remove offloaded flows: %w", err)
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (e *Enforcer) forget() error {
 	e.owed = err != nil
 	e.mu.Unlock()
 	if err != nil {
-		return fmt.Errorf("take offloaded flows back: %w", err)
+		return fmt.Errorf("remove offloaded flows: %w", err)
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func TestDrain(t *testing.T) {
 	stop := stopFlows(t, flows)
 	waitFlows(t, flows, 200*time.Millisecond)
 
-	if out := routerctl(t, l, leaves, "", "--timeout", "2m", "node", "drain", "--wait", "--quiet", "2s"); !strings.Contains(out, "advertises nothing any more") {
+	if out := routerctl(t, l, leaves, "", "--timeout", "2m", "node", "drain", "--wait", "--quiet", "2s"); !strings.Contains(out, "advertises no routes") {
 		t.Errorf("drain says\n%s", out)
 	}
 	goesTo(bird2, frr2)
