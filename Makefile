@@ -49,6 +49,8 @@ RACELESSPKG := ./control/vrouter ./cmd/routerctl
 RACELESS := ^(TestLiveChange(WithFaults|Dark)?|TestScripts)$$
 # What reads the repository's own files and programs it starts, six times as long with the detector.
 TEXTPKG := ./integration/repo
+# The unit tests that take longest, which begin first: by its name store/etcd would begin among the last, and end with nothing beside it.
+LONGPKG := ./cmd/routerd ./store/etcd
 # kube-proxy in mode ipvs, in the virtual machine, with what it calls.
 PROXYRUN = $(BIN)/vmrun --env ROUTERD_STAGE=vm --env KUBE_BIN=/opt/kube --timeout 15m --file $(KUBE)/kube-proxy:/opt/kube/kube-proxy \
 	$(foreach p,ipset $(foreach v,iptables ip6tables,$(v) $(v)-save $(v)-restore),--tool $(p)) --file $(XTABLES):$(XTABLES) --file /etc/protocols:/etc/protocols
@@ -165,7 +167,7 @@ test: ## Every test: unit tests beside the virtual machine, then the scenarios t
 test-unit: deps-test ## Unit tests, with the race detector; those of kernel packages need root
 	$(GO) test -timeout 10m -run '$(RACELESS)' $(RACELESSPKG)
 	$(GO) test -timeout 10m $(TEXTPKG)
-	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 10m -skip '$(RACELESS)' $$($(GO) list ./... | grep -vE '$(STAGED)|$(TEXTPKG:.%=%)$$')
+	CGO_ENABLED=1 GORACE=atexit_sleep_ms=0 $(GO) test -race -timeout 10m -skip '$(RACELESS)' $(LONGPKG) $$($(GO) list ./... | grep -vE '$(STAGED)|$(TEXTPKG:.%=%)$$')
 
 # The scenarios first, which take as long as all others together. They wait too.
 .PHONY: test-integration
