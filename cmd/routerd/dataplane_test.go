@@ -110,7 +110,7 @@ func (m *monitor) changes() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(m.seen), func(s string) bool {
-		return strings.Contains(s, "127.0.0.10") || strings.Contains(s, "valid_lft") ||
+		return strings.Contains(s, "127.0.0.10") || strings.Contains(s, "valid_lft") || strings.Contains(s, "dev lo") && strings.Contains(s, "NOARP") ||
 			strings.Contains(s, "dev eth0") && !strings.Contains(s, "via") && !strings.Contains(s, "PERMANENT") && !strings.Contains(s, "proto")
 	})
 }
