@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -202,10 +203,22 @@ func ask[C any](ctx context.Context, a *daemon, client func(grpc.ClientConnInter
 		return fmt.Errorf("connect to routerd at %s: %w", socket, err)
 	}
 	err = f(client(conn))
+	awaitDeadline(ctx, err)
 	if closeErr := conn.Close(); err == nil && closeErr != nil {
 		err = closeErr
 	}
 	return err
+}
+
+// awaitDeadline waits for the end of a deadline that err says has passed. The daemon keeps it too, and
+// may be the first to say so, with its own error or by ending the stream (RFC 9113, section 7: CANCEL).
+func awaitDeadline(ctx context.Context, err error) {
+	switch status.Code(err) {
+	case codes.DeadlineExceeded, codes.Canceled:
+		if end, ok := ctx.Deadline(); ok && time.Until(end) < time.Second {
+			<-ctx.Done()
+		}
+	}
 }
 
 // showing completes a command that shows an answer of the daemon: get asks for it,
