@@ -80,7 +80,7 @@ func TestKeyOfTheMesh(t *testing.T) {
 	}
 	defer load.Stop()
 	out, err := routerctl(t, l, "node3", "bgp", "key", "rotate", "--settle", "2s")
-	if err != nil || !strings.Contains(out, "alone counts now") {
+	if err != nil || !strings.Contains(out, "is valid now") {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	second := clusterKey(t, l)

@@ -153,7 +153,7 @@ func startDetached(space, output, path string, args ...string) (ns.Process, erro
 	}
 	p, err := ns.Find(pid)
 	if err != nil {
-		return ns.Process{}, fmt.Errorf("%s ended at once; see %s: %w", filepath.Base(path), output, err)
+		return ns.Process{}, fmt.Errorf("%s ended at once: %w; the last lines of %s:\n%s", filepath.Base(path), err, output, tail(output, 15))
 	}
 	return p, nil
 }

@@ -197,7 +197,7 @@ func (l *Lab) startDaemon(n Node) error {
 	}
 	p, err := startDetached(l.Space(n.Name), logFile(l.name, n.Name), filepath.Join(l.binDir, "routerd"), "run", "--config", path)
 	if err != nil {
-		return fmt.Errorf("start routerd on %s: %w", n.Name, err)
+		return fmt.Errorf("host %s: start routerd: %w", n.Name, err)
 	}
 	_, err = updateState(l.name, func(s *state) error { s.Daemons[n.Name] = p; return nil })
 	return err
@@ -341,6 +341,11 @@ func (l *Lab) LogTail(host string, lines int) string {
 	if host == spineName {
 		file = l.spineFile("bird.log")
 	}
+	return tail(file, lines)
+}
+
+// tail returns the last lines of a file.
+func tail(file string, lines int) string {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return "(" + err.Error() + ")"
