@@ -98,7 +98,7 @@ func TestFullDiskOfDatastore(t *testing.T) {
 		if c.GetOk() {
 			return errors.New("all is well")
 		}
-		return mentions(c.GetReason(), "disk of", "is full", "free space on it")
+		return mentions(c.GetReason(), "disk of", "is full", "make room there")
 	}
 	r.when("the full disk is said", full)
 	if err := r.detach("pod0"); err != nil {

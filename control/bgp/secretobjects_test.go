@@ -219,7 +219,7 @@ func TestSecretRotated(t *testing.T) {
 	}
 
 	api[0].set("tor", fmt.Errorf("%w: connection refused", store.ErrUnavailable))
-	state(StateUp, "what was known of it is in use: datastore unavailable: connection refused")
+	state(StateUp, "its last known content is in use: datastore unavailable: connection refused")
 	api[0].set("tor", fmt.Errorf("%w: there is none", store.ErrNotFound))
 	state(StateDown, "secret tor/password is missing: make it: kubectl -n kube-system create secret generic tor --from-file=password=FILE; the session is not run without it")
 	writeSecret(t, filepath.Join(dir, "0"), SecretRef{"tor", "password"}, "geheim anew")
