@@ -342,10 +342,7 @@ func (s *Speaker) changePeers(ctx context.Context, e *backend, settling bool) er
 		ss := s.sessions[addr]
 		s.archive(ss, c) // before the backend reports an end for which it knows no reason
 		s.mu.Unlock()
-		if err := e.deletePeer(ctx, ss.peer); err != nil {
-			errs = append(errs, err)
-			continue
-		}
+		errs = append(errs, e.deletePeer(ctx, ss.peer)) // whatever that is, the engine has the peer no more
 		s.mu.Lock()
 		delete(s.sessions, addr)
 		s.mu.Unlock()

@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/routerd/routerd/control/bgp/engine"
 )
 
 // pair starts two speakers that peer with each other inside one AS.
@@ -303,5 +306,32 @@ func BenchmarkPeerChanges(b *testing.B) {
 	for b.Loop() {
 		apply(c)
 		apply(fewer)
+	}
+}
+
+// TestRefusedRemoval: a peer whose removal the engine answers with an error, as where the kernel keeps its
+// keys, is no session any more, so that it is one again when it comes back.
+func TestRefusedRemoval(t *testing.T) {
+	t.Parallel()
+	c, err := Desired(view(t, bgpNode(t, "node1", "10.1.0.11/24")), "node1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.ListenPort, c.ListenAddrs = 0, nil
+	c.Peers = []Peer{{Name: "tor", Addr: netip.MustParseAddr("10.9.0.1"), ASN: c.ASN, Passive: true, HoldTime: 90 * time.Second}}
+	s := NewSpeaker(SpeakerOptions{Log: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() { _ = s.Stop(context.WithoutCancel(t.Context()), false) }) // its engine has ended
+	if err := s.Apply(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.engine.Engine.Stop(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	c.Peers = nil
+	if err := s.Apply(t.Context(), c); !errors.Is(err, engine.ErrStopped) {
+		t.Errorf("removal: %v, want %v", err, engine.ErrStopped)
+	}
+	if n := len(s.sessions); n != 0 {
+		t.Errorf("%d sessions are left", n)
 	}
 }
