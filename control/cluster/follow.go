@@ -26,8 +26,8 @@ type Change struct {
 	// see [Cluster.Announce]. Its Event has no revision.
 	Own bool
 
-	// Hidden is, of an endpoint whose end this host announced, the endpoint that the watch shows
-	// nevertheless; nil: what it shows is not that.
+	// Hidden is, of an endpoint that this host announced, or whose end it did, the endpoint that the
+	// watch shows and that this one hides; nil: the watch has shown none since the step before.
 	Hidden *store.WorkloadEndpoint
 }
 
@@ -203,8 +203,7 @@ func (f *Follower) add(changes []*Change, synced, turned bool) {
 		case ch.Key.Kind != store.KindWorkloadEndpoint && f.disk[ch.Key]:
 			// A Profile is announced for want of one, and there is one.
 		default:
-			f.pending.put(ch)
-			f.later.drop(ch.Key)
+			f.pending.put(ch.over(f.later.drop(ch.Key)))
 			delete(f.disk, ch.Key)
 		}
 	}
@@ -257,7 +256,7 @@ func (q *queue) fill(changes []*Change, wanted func(store.Key) bool) {
 }
 
 func (q *queue) put(ch *Change) {
-	q.drop(ch.Key)
+	ch = ch.over(q.drop(ch.Key))
 	q.at[ch.Key] = len(q.changes)
 	q.changes = append(q.changes, ch)
 	if q.n++; len(q.changes) > 2*q.n+16 { // one busy key is not to make it grow
@@ -265,16 +264,36 @@ func (q *queue) put(ch *Change) {
 	}
 }
 
-func (q *queue) drop(key store.Key) {
+// over is ch in the place of a change that nobody has read; nil: of none. What the watch said with
+// that is not lost where this host's own takes its place.
+func (ch *Change) over(was *Change) *Change {
+	if was == nil || !ch.Own || ch.Hidden != nil {
+		return ch
+	}
+	hidden := was.Hidden
+	if ep, ok := was.Value.(*store.WorkloadEndpoint); ok && !was.Own {
+		hidden = ep
+	}
+	if hidden == nil {
+		return ch
+	}
+	next := *ch
+	next.Hidden = hidden
+	return &next
+}
+
+// drop removes the change of a key and returns it; nil: there is none.
+func (q *queue) drop(key store.Key) (was *Change) {
 	if q.at == nil {
 		q.at = make(map[store.Key]int, len(q.changes))
 		q.index()
 	}
 	if i, ok := q.at[key]; ok {
-		q.changes[i] = nil
+		was, q.changes[i] = q.changes[i], nil
 		q.n--
 		delete(q.at, key)
 	}
+	return was
 }
 
 func (q *queue) compact() {

@@ -144,7 +144,7 @@ func (o *own) resolve(w *ownWrite, ch *Change, at store.Revision) *Change {
 	w.merge(ch)
 	hides := *w.now
 	hides.Own = true
-	if ep, ok := ch.Value.(*store.WorkloadEndpoint); ok && w.ended {
+	if ep, ok := ch.Value.(*store.WorkloadEndpoint); ok {
 		hides.Hidden = ep
 	}
 	return &hides

@@ -282,3 +282,55 @@ func TestCatchUp(t *testing.T) {
 		}
 	})
 }
+
+// TestHidden: what the watch, or the disk, says of a pod reaches a reader also where what this host
+// announced of it takes the place of that before the reader has it.
+func TestHidden(t *testing.T) {
+	t.Parallel()
+	pod, mine, next := container("", "10.0.0.9"), container("id", "10.0.0.1"), container("next", "10.0.0.2")
+	watch := func(c *Cluster) { c.apply(store.Batch{Events: []store.Event{eventOf(t, pod, false)}, Revision: 5}) }
+	announce := func(ep *store.WorkloadEndpoint, ended bool) func(*Cluster) {
+		return func(c *Cluster) { c.Announce(eventOf(t, ep, ended)) }
+	}
+	for name, tc := range map[string]struct {
+		disk  bool
+		steps []func(*Cluster)
+		none  bool
+	}{
+		"from the watch":             {steps: []func(*Cluster){watch, announce(mine, false)}},
+		"later":                      {steps: []func(*Cluster){announce(mine, false), watch}},
+		"announced twice":            {steps: []func(*Cluster){watch, announce(mine, false), announce(next, false)}},
+		"it ended":                   {steps: []func(*Cluster){announce(mine, false), watch, announce(mine, true)}},
+		"from the disk":              {disk: true, steps: []func(*Cluster){announce(mine, false)}},
+		"from the watch, after that": {disk: true, steps: []func(*Cluster){watch, announce(mine, false)}},
+		"nothing":                    {steps: []func(*Cluster){announce(mine, false)}, none: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster()
+			if tc.disk {
+				dir := t.TempDir()
+				before := onDisk(dir)
+				before.hears(true, 3, eventOf(t, pod, false))
+				saves(t, before)
+				if err := before.Close(); err != nil {
+					t.Fatal(err)
+				}
+				c = onDisk(dir)
+			}
+			f := c.Follow(store.KindWorkloadEndpoint)
+			c.Load(f)
+			for _, step := range tc.steps {
+				step(c)
+			}
+			s, _ := f.take()
+			if len(s.Changes) != 1 || !s.Changes[0].Own {
+				t.Fatalf("the step is %+v", s)
+			}
+			got := s.Changes[0].Hidden
+			if tc.none && got != nil || !tc.none && (got == nil || got.Spec.ContainerID != "" || got.Spec.IPNetworks[0] != "10.0.0.9/32") {
+				t.Errorf("hidden is %+v", got)
+			}
+		})
+	}
+}
