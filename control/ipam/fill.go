@@ -18,10 +18,11 @@ type fillStep struct {
 
 	gave int
 	dry  bool
+	more bool // there is more to do at once
 }
 
 func (st *fillStep) plan(d *draft) error {
-	st.gave, st.dry = 0, false
+	st.gave, st.dry, st.more = 0, false, false
 	if err := d.ready(); err != nil {
 		return err
 	}
@@ -32,6 +33,15 @@ func (st *fillStep) plan(d *draft) error {
 		return err
 	}
 	p := d.s.pools[st.pool]
+	if blocks := d.s.doubtful(p); len(blocks) > 0 {
+		bd, err := d.readBlock(blocks[0], false)
+		if err != nil {
+			return err
+		}
+		d.writeBlock(bd)
+		st.more = true
+		return nil
+	}
 	if p == nil || p.off != "" || st.target == 0 {
 		return st.giveBack(d, p, 0)
 	}
@@ -245,7 +255,7 @@ func (s *state) fills(now time.Time) []*fillStep {
 			target = r.target(p, now)
 		}
 		switch {
-		case s.leaves(p), !r.fenced && (target > 0 || s.holdsReserve(p)), target == 0 && have > 0, have > 2*target, s.setAside(p, now),
+		case s.leaves(p), !r.fenced && (target > 0 || s.holdsReserve(p)), len(s.doubtful(p)) > 0, target == 0 && have > 0, have > 2*target, s.setAside(p, now),
 			target > 0 && have < enoughOf(target) && !(r.dry[p.name] && have == 0 && s.full(p)):
 			do(p.name, target)
 		}
@@ -333,9 +343,15 @@ func (a *Allocator) keepReserve(ctx context.Context) {
 			}
 			a.mu.Lock()
 			if !failed && !a.state.reserve.fenced {
-				a.state.reserve.fenced, a.state.reserve.trusted = true, nil
+				a.state.reserve.fenced = true
+				if !a.state.piecewise {
+					a.state.reserve.trusted = nil
+				}
 				a.remember()
 				a.reserveChanged.Set() // what is ready is more by it
+			}
+			if !failed && st.more {
+				a.reserveChanged.Set()
 			}
 			delete(a.state.reserve.filling, st.pool)
 			if st.pool != "" && st.target > 0 {

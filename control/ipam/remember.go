@@ -66,13 +66,13 @@ func (a *Allocator) remember() {
 // may be, on their way back: what an IPReservation has is.
 func (s *state) unreserved(b *blockInfo) []int {
 	reserved := within(s.reserved, b.CIDR)
-	if len(reserved)+len(s.reserve.leaving) == 0 && s.reserve.fenced {
+	if len(reserved)+len(s.reserve.leaving) == 0 && s.reserve.fenced && !s.piecewise {
 		return b.ready
 	}
 	return slices.DeleteFunc(slices.Clone(b.ready), func(o int) bool {
 		a := addrAt(b.CIDR, o)
 		_, leaves := s.reserve.leaving[a]
-		return leaves || containsAddr(reserved, a) || !s.reserve.trusts(b.CIDR, o)
+		return leaves || containsAddr(reserved, a) || !s.trusts(b.CIDR, o)
 	})
 }
 

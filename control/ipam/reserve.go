@@ -69,21 +69,45 @@ type reserve struct {
 	// datastore: it gives an address back, or to a workload that is gone. Each has the
 	// handle of the reserve among its conditions, so once this run has written that
 	// handle none can. Until then only what the previous run trusted is given.
+	//
+	// A datastore that writes one object at a time looks at that condition before it
+	// writes the block, and may have shown the block as it was. There this run writes
+	// each block once before it gives what the previous run did not trust of it.
 	fenced  bool
 	trusted map[netip.Prefix][]int
+	written map[netip.Prefix]bool // by this run
 }
 
-// trusts reports whether no transaction of the previous run can take an address of
-// the reserve away.
-func (r *reserve) trusts(cidr netip.Prefix, ordinal int) bool {
-	return r.fenced || slices.Contains(r.trusted[cidr], ordinal)
+// trusts reports whether no transaction of the previous run can have taken an address of the
+// reserve away, or take it away yet.
+func (s *state) trusts(cidr netip.Prefix, ordinal int) bool {
+	r := s.reserve
+	return r.fenced && (!s.piecewise || r.written[cidr]) || slices.Contains(r.trusted[cidr], ordinal)
+}
+
+// doubtful returns this node's blocks of a pool, nil: of none, with addresses of the reserve that
+// are not given before this run has written the block.
+func (s *state) doubtful(p *pool) []netip.Prefix {
+	if !s.piecewise {
+		return nil
+	}
+	var out []netip.Prefix
+	for _, b := range s.own {
+		if s.reserve.written[b.CIDR] || s.poolOf(b.CIDR) != p {
+			continue
+		}
+		if slices.ContainsFunc(b.ready, func(o int) bool { return !slices.Contains(s.reserve.trusted[b.CIDR], o) }) {
+			out = append(out, b.CIDR)
+		}
+	}
+	return out
 }
 
 func newReserve(cfg ReserveConfig) *reserve {
 	return &reserve{
 		cfg: cfg, claims: map[netip.Addr]string{}, byHandle: map[string][]netip.Addr{}, last: map[string]netip.Addr{},
 		released: map[netip.Addr]time.Time{}, leaving: map[netip.Addr]store.Revision{},
-		demand: map[string]*demand{}, dry: map[string]bool{}, filling: map[string]bool{},
+		demand: map[string]*demand{}, dry: map[string]bool{}, filling: map[string]bool{}, written: map[netip.Prefix]bool{},
 	}
 }
 
@@ -162,7 +186,7 @@ func (s *state) ready(p *pool, now time.Time) []Assignment {
 		}
 		for _, o := range ordinals {
 			a := addrAt(cidr, o)
-			if _, leaves := s.reserve.leaving[a]; leaves || s.synced && !s.reserve.trusts(cidr, o) {
+			if _, leaves := s.reserve.leaving[a]; leaves || s.synced && !s.trusts(cidr, o) {
 				continue
 			}
 			if s.reserve.claims[a] == "" && !s.coolingDown(a, now) && !containsAddr(s.reserved, a) {

@@ -9,8 +9,10 @@ import (
 	"maps"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -425,6 +427,76 @@ func TestLateGiveBack(t *testing.T) {
 	}
 	close(gate)
 	filled(t, h, "p", 4)
+	confirm(t, h, taken...)
+}
+
+// TestLateWriteOfBlock: where one object is written at a time, the previous run's write of a block,
+// which gives addresses back, takes place when this run has the reserve's handle already. What this
+// run gave is not among them.
+func TestLateWriteOfBlock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, newPool("p", "10.0.0.0/16"), newNode("a", nil))
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	var hold atomic.Bool
+	f := &faulty{Store: memory.SequentialOn(w.st, func(op store.Op) error {
+		if op.Object.Key.Kind == store.KindIPAMBlock && hold.CompareAndSwap(true, false) {
+			close(begun)
+			<-goOn
+		}
+		return nil
+	})}
+	cfg := Config{Store: f, Node: "a", Log: slog.New(slog.DiscardHandler), Clock: w.clock.time, Timeout: 20 * time.Second, Reserve: ReserveConfig{Min: 4, Max: 16, Journal: &disk{}}, Piecewise: true}
+	h := run(t, New(cfg), f)
+	defer func() { h.stop() }()
+	for n := range 40 {
+		if as, ok := h.Take(part4(fmt.Sprint("net.", n))); ok {
+			confirm(t, h, as...)
+		} else {
+			filled(t, h, "p", 1)
+		}
+	}
+	filled(t, h, "p", 12)
+	late := make(chan error, 1)
+	f.arrange(func(_ int, _ context.Context, do func() ([]store.Object, error)) ([]store.Object, error) {
+		go func() { _, err := do(); late <- err }()
+		return nil, fmt.Errorf("%w: connection reset", store.ErrUnavailable)
+	})
+	hold.Store(true)
+	w.clock.turn(3 * demandPeriod)
+	h.reserveChanged.Set()
+	<-begun // the handle was looked at, and the block is about to be written
+	h.stop()
+
+	cfg.Store, cfg.Reserve.Min = memory.SequentialOn(w.st, nil), 8 // so many that this run gives none back
+	h = run(t, New(cfg), cfg.Store)
+	settle(t, h, "the reserve is known for certain", func(s *state) bool {
+		return s.reserve.fenced && len(s.reserve.filling) == 0 && len(s.ready(s.pools["p"], w.clock.time())) >= 4
+	})
+	var taken []Assignment
+	for n := 0; ; n++ {
+		as, ok := h.Take(part4(fmt.Sprint("late.", n)))
+		if !ok {
+			break
+		}
+		taken = append(taken, as...)
+	}
+	close(goOn)
+	if err := <-late; err != nil && !errors.Is(err, store.ErrConflict) {
+		t.Error(err)
+	}
+	for _, a := range taken {
+		o, err := w.st.Get(t.Context(), store.BlockKey(a.Block))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := Allocations(a.Block, o.Value.(*store.Block))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(all, func(have Allocation) bool { return have.Addr == a.Addr }) {
+			t.Errorf("%s is %s's, and free in the datastore", a.Addr, a.Handle)
+		}
+	}
 	confirm(t, h, taken...)
 }
 

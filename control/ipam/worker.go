@@ -295,11 +295,17 @@ func (a *Allocator) write(ctx context.Context, ops []store.Op, known map[store.K
 				a.state.forget(op.Object.Key, rev)
 				continue
 			}
+			if op.Object.Key.Kind == store.KindIPAMBlock {
+				a.state.reserve.written[op.Object.Key.CIDR()] = true
+			}
 			if plain(op, written[i]) {
 				written[i].Raw = nil // nothing to be kept by the next write, which so is cheaper
 			}
 			a.state.learn(written[i])
 		case store.Remove:
+			if op.Object.Key.Kind == store.KindIPAMBlock {
+				delete(a.state.reserve.written, op.Object.Key.CIDR())
+			}
 			rev, _ := op.If.Revision()
 			a.state.forget(op.Object.Key, rev)
 		case store.Check:
