@@ -264,7 +264,7 @@ func (q *queue) put(ch *Change) {
 	}
 }
 
-// over is ch in the place of a change that nobody has read; nil: of none. What the watch said with
+// over is ch in the place of a change that no reader has taken; nil: of none. What the watch said with
 // that is not lost where this host's own takes its place.
 func (ch *Change) over(was *Change) *Change {
 	if was == nil || !ch.Own || ch.Hidden != nil {
