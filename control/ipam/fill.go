@@ -33,8 +33,8 @@ func (st *fillStep) plan(d *draft) error {
 		return err
 	}
 	p := d.s.pools[st.pool]
-	if blocks := d.s.doubtful(p); len(blocks) > 0 {
-		bd, err := d.readBlock(blocks[0], false)
+	if block, ok := d.s.doubtful(p); ok {
+		bd, err := d.readBlock(block, false)
 		if err != nil {
 			return err
 		}
@@ -251,11 +251,12 @@ func (s *state) fills(now time.Time) []*fillStep {
 			continue
 		}
 		have, target := len(s.ready(p, now)), 0
+		_, doubtful := s.doubtful(p)
 		if s.reserves(p, now) {
 			target = r.target(p, now)
 		}
 		switch {
-		case s.leaves(p), !r.fenced && (target > 0 || s.holdsReserve(p)), len(s.doubtful(p)) > 0, target == 0 && have > 0, have > 2*target, s.setAside(p, now),
+		case s.leaves(p), !r.fenced && (target > 0 || s.holdsReserve(p)), doubtful, target == 0 && have > 0, have > 2*target, s.setAside(p, now),
 			target > 0 && have < enoughOf(target) && !(r.dry[p.name] && have == 0 && s.full(p)):
 			do(p.name, target)
 		}

@@ -85,22 +85,21 @@ func (s *state) trusts(cidr netip.Prefix, ordinal int) bool {
 	return r.fenced && (!s.piecewise || r.written[cidr]) || slices.Contains(r.trusted[cidr], ordinal)
 }
 
-// doubtful returns this node's blocks of a pool, nil: of none, with addresses of the reserve that
+// doubtful returns a block of this node in a pool, nil: in none, with addresses of the reserve that
 // are not given before this run has written the block.
-func (s *state) doubtful(p *pool) []netip.Prefix {
+func (s *state) doubtful(p *pool) (block netip.Prefix, ok bool) {
 	if !s.piecewise {
-		return nil
+		return netip.Prefix{}, false
 	}
-	var out []netip.Prefix
 	for _, b := range s.own {
 		if s.reserve.written[b.CIDR] || s.poolOf(b.CIDR) != p {
 			continue
 		}
 		if slices.ContainsFunc(b.ready, func(o int) bool { return !slices.Contains(s.reserve.trusted[b.CIDR], o) }) {
-			out = append(out, b.CIDR)
+			return b.CIDR, true
 		}
 	}
-	return out
+	return netip.Prefix{}, false
 }
 
 func newReserve(cfg ReserveConfig) *reserve {
